@@ -139,12 +139,12 @@ impl Ring {
 fn bytes(event: &Event) -> usize {
     let text = match event {
         Event::Hit(hit) => {
-            let params = hit.params.as_deref().unwrap_or_default();
-            let typed = params.iter().map(|param| typed(&param.typed));
-            typed.sum::<usize>() + size_of_val(params) + stack(hit.stack.as_deref())
+            let params = hit.params.iter().flatten();
+            let params = params.map(|param| size_of_val(param) + of_value(&param.typed));
+            of_stack(hit.stack.as_deref()) + params.sum::<usize>()
         }
-        Event::Return(returned) => {
-            returned.returned.as_ref().map_or(0, typed) + stack(returned.stack.as_deref())
+        Event::Return(ret) => {
+            of_stack(ret.stack.as_deref()) + ret.returned.as_ref().map_or(0, of_value)
         }
         Event::Note(note) => note.text.len() + note.probe.as_ref().map_or(0, String::len),
         Event::Summary(summary) => {
@@ -160,22 +160,23 @@ fn bytes(event: &Event) -> usize {
     size_of::<Event>() + 2 * size_of::<usize>() + text
 }
 
-/// Size of the texts of a value that are its own.
-fn typed(value: &Typed) -> usize {
-    let string = match &value.string {
+/// The heap data of a value.
+fn of_value(typed: &Typed) -> usize {
+    let string = match &typed.string {
         Some(GuestString::Whole(text) | GuestString::Cut(text)) => text.len(),
-        _ => 0,
+        Some(GuestString::Fault(_)) | None => 0,
     };
-    let names = [&value.means, &value.error].into_iter().flatten();
+    let names = [&typed.means, &typed.error].into_iter().flatten();
     string + names.map(String::len).sum::<usize>()
 }
 
-fn stack(frames: Option<&[StackFrame]>) -> usize {
-    let frames = frames.unwrap_or_default();
-    let names = frames
-        .iter()
-        .flat_map(|frame| [&frame.symbol, &frame.module]);
-    size_of_val(frames) + names.flatten().map(String::len).sum::<usize>()
+/// The heap data of a stack.
+fn of_stack(frames: Option<&[StackFrame]>) -> usize {
+    let frame = |frame: &StackFrame| {
+        let names = [&frame.symbol, &frame.module].into_iter().flatten();
+        size_of_val(frame) + names.map(String::len).sum::<usize>()
+    };
+    frames.into_iter().flatten().map(frame).sum()
 }
 
 /// Passes every event to two sinks.
@@ -273,6 +274,29 @@ mod tests {
         hub.event(note(1));
         let batch = now(hub.read(1, 10));
         assert_eq!((batch.lost, stamps(&batch)), (1, vec![1]));
+    }
+
+    #[test]
+    fn stacks_count_as_memory() {
+        let frame = serde_json::json!({"address": "0x1", "symbol": "s".repeat(100), "module": "m"});
+        let number = "0x0";
+        let registers = [
+            "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15", "rip", "rflags",
+        ];
+        let registers: serde_json::Map<_, _> = registers
+            .iter()
+            .map(|&name| (name.to_owned(), number.into()))
+            .collect();
+        let mut event = serde_json::json!({
+            "type": "return", "probe": "kretprobe:f", "ts_ns": 1, "took_ns": 1, "vcpu": 0, "ip": number,
+            "symbol": "f+0x0", "retval": number, "regs": registers,
+        });
+        let plain: Event = serde_json::from_value(event.clone()).expect("a return");
+        event["stack"] = vec![frame; 64].into();
+        let with_stack: Event = serde_json::from_value(event).expect("a return");
+        let frame_bytes = size_of::<StackFrame>() + 101;
+        assert_eq!(bytes(&with_stack) - bytes(&plain), 64 * frame_bytes);
     }
 
     #[test]

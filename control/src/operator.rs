@@ -264,7 +264,7 @@ fn operate(target: &dyn Target, pauses: &Pauses, waiting: &Receiver<Job>) {
             Some(_) => waiting.recv_timeout(LOOK),
         };
         match target.is_ending() {
-            // No vCPU enters the guest any more: a dump goes on.
+            // The machine's threads wait for the operator. Each step of a dump fails from now on.
             true => bench.let_run(),
             false => bench.tend(),
         }

@@ -290,6 +290,13 @@ impl Detour {
         self.read().region().is_some_and(|region| region.maps(at))
     }
 
+    /// Whether a vCPU at `rip` is on its way to a detour: between an `int3` and the lookup of its site.
+    pub fn is_before_lookup(&self, rip: Gva) -> bool {
+        let state = self.read();
+        let switch = state.region().and_then(|region| region.switch());
+        switch.is_some_and(|switch| switch.is_before_lookup(rip))
+    }
+
     /// The detour or copy that holds `at`.
     pub fn laid_at(&self, at: Gva) -> Option<Laid> {
         self.read().region()?.laid_at(at)

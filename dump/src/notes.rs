@@ -6,7 +6,7 @@ use crate::registers;
 
 const NT_PRSTATUS: u32 = 1;
 
-/// The registers of each vCPU, in the order of the vCPUs, because readers count; then the kernel's VMCOREINFO.
+/// The registers of each vCPU, in the order of the vCPUs, because readers count; crash counts only the vCPUs that are online in the guest. Then the kernel's VMCOREINFO.
 pub(crate) fn all(vcpus: &[VcpuState], vmcoreinfo: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (thread, vcpu) in (1..).zip(vcpus) {

@@ -3,9 +3,9 @@
 //! ```text
 //!  0     1          9
 //!  kind │ number  │ payload …      number: little-endian
-//!  's'    size of the file         the first frame
-//!  'd'    length    bytes          at most a megabyte
-//!  'z'    count                    zeros
+//!  's'    size of the file         the first frame, unless the first is 'f'
+//!  'd'    length    bytes          at most a megabyte, and not empty
+//!  'z'    count                    zeros, at least one
 //!  'r'    length    UTF-8          a part of the file that is missing, and why
 //!  'f'    length    UTF-8          why the file is not complete: the last frame
 //!  'e'    size of the file         the file is complete: the last frame
@@ -164,17 +164,19 @@ fn receive_into(
                 return Err(ReceiveError::TooLarge { size: number, most });
             }
             (b's', None) => size = Some(number),
-            (b'd', Some(left)) if number <= left.min(MAX_BYTES as u64) => {
+            (b'd', Some(left)) if (1..=left.min(MAX_BYTES as u64)).contains(&number) => {
                 buffer.resize(usize::try_from(number).unwrap_or(0), 0);
                 from.read_exact(&mut buffer).map_err(broken)?;
                 to.write(&buffer).map_err(ReceiveError::Write)?;
                 done += number;
             }
-            (b'z', Some(left)) if number <= left => {
+            (b'z', Some(left)) if (1..=left).contains(&number) => {
                 to.zeros(number);
                 done += number;
             }
-            (b'r' | b'f', Some(_)) if number <= MAX_WORDS_BYTES as u64 && remarks < MAX_REMARKS => {
+            (b'f', _) | (b'r', Some(_))
+                if number <= MAX_WORDS_BYTES as u64 && remarks < MAX_REMARKS =>
+            {
                 buffer.resize(usize::try_from(number).unwrap_or(0), 0);
                 from.read_exact(&mut buffer).map_err(broken)?;
                 let text = String::from_utf8_lossy(&buffer);
@@ -225,7 +227,7 @@ mod tests {
     }
 
     fn received(path: &Path, frames: &[u8], most: u64) -> Result<u64, ReceiveError> {
-        let file = SparseFile::new(File::create(path).expect("a file")).expect("a file");
+        let file = SparseFile::regular(File::create(path).expect("a file"));
         let remarks = Remarks::default();
         let received = receive(&mut &*frames, file, most, &remarks)?;
         assert_eq!(remarks.0.into_inner(), ["no VMCOREINFO"]);
@@ -267,6 +269,8 @@ mod tests {
             ),
             (whole.clone(), 4097, "at most 4097"),
             (failed, 1 << 20, "the guest has ended"),
+            (frames(b'd', 0), 4098, "is none"),
+            (frames(b'z', 0), 4098, "is none"),
             (frames(b'd', u64::MAX), 4098, "is none"),
             (frames(b'z', u64::MAX), 4098, "is none"),
             (frames(b'e', 4098), 4098, "is none"),
@@ -278,6 +282,15 @@ mod tests {
             assert!(error.to_string().contains(told), "{error}");
             assert_eq!(std::fs::metadata(file.path()).expect("there").len(), 0);
         }
+    }
+
+    #[test]
+    fn reason_may_come_before_the_size() {
+        let mut frames = Vec::new();
+        fail("KVM refuses", &mut frames);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let error = received(file.path(), &frames, 1).expect_err("failed");
+        assert_eq!(error.to_string(), "KVM refuses");
     }
 
     #[test]

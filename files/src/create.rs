@@ -2,10 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, readlinkat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, ftruncate, readlinkat};
 use rustix::io::Errno;
 
 use crate::beneath::{self, PRIVATE_FILE};
@@ -27,19 +28,66 @@ const TRIES: usize = 8;
 ///
 /// See [`CreateError`].
 pub fn create(path: &Path) -> Result<File, CreateError> {
+    match open(path)? {
+        Opened::Regular(file) => {
+            ftruncate(&file, 0)?;
+            Ok(file)
+        }
+        Opened::Stream(file) => Ok(file),
+    }
+}
+
+/// An open output.
+#[derive(Debug)]
+pub enum Opened {
+    /// A regular file, opened by its name.
+    Regular(File),
+    /// A FIFO, a device, or an inherited descriptor, which may be a file with contents.
+    Stream(File),
+}
+
+impl Opened {
+    /// A second handle of the output.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no descriptor left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Regular(file) => Self::Regular(file.try_clone()?),
+            Self::Stream(file) => Self::Stream(file.try_clone()?),
+        })
+    }
+}
+
+/// Opens the output at `path` as [`create`] does, and leaves the contents of a regular file. The file gets mode 0600.
+///
+/// # Errors
+///
+/// See [`CreateError`].
+pub fn open_private(path: &Path) -> Result<Opened, CreateError> {
+    let opened = open(path)?;
+    if let Opened::Regular(file) = &opened {
+        fchmod(file, PRIVATE_FILE)?;
+    }
+    Ok(opened)
+}
+
+/// Opens the output at `path`, and leaves the contents and the mode of a regular file.
+pub(crate) fn open(path: &Path) -> Result<Opened, CreateError> {
     walk::file_name(path)?;
     if let Some(number) = descriptor::named_by(path) {
-        return descriptor::duplicate(number);
+        return Ok(Opened::Stream(descriptor::duplicate(number)?));
     }
     let (directory, name) = walk::parent(path)?;
     for _ in 0..TRIES {
         let opened = match beneath::open(&directory, name, OFlags::PATH, Mode::empty()) {
             Ok(found) => open_found(&directory, name, &found)?,
-            Err(Errno::NOENT) => make(&directory, name)?,
+            Err(Errno::NOENT) => make(&directory, name)?.map(Opened::Regular),
             Err(error) => return Err(error.into()),
         };
-        if let Some(file) = opened {
-            return Ok(file);
+        if let Some(opened) = opened {
+            return Ok(opened);
         }
     }
     Err(CreateError::Replaced)
@@ -60,7 +108,7 @@ fn open_found(
     directory: &OwnedFd,
     name: &OsStr,
     found: &OwnedFd,
-) -> Result<Option<File>, CreateError> {
+) -> Result<Option<Opened>, CreateError> {
     let stat = fstat(found)?;
     check(&stat, found)?;
     let flags = OFlags::WRONLY | OFlags::NOCTTY;
@@ -73,14 +121,16 @@ fn open_found(
     if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
         return Ok(None);
     }
-    if FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile {
-        ftruncate(&file, 0)?;
-    }
-    Ok(Some(file.into()))
+    Ok(Some(
+        match FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile {
+            true => Opened::Regular(file.into()),
+            false => Opened::Stream(file.into()),
+        },
+    ))
 }
 
 /// Checks that hyprobe may write to the file. Devices are the system's; for directories and sockets, the open itself fails with a reason.
-fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
+pub(crate) fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
     let foreign = |found| match is_trusted(stat.st_uid) {
         true => Ok(()),
         false => Err(CreateError::ForeignFile {
@@ -140,6 +190,18 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).expect("read"), text);
             assert_eq!(mode(&path), 0o600);
         }
+    }
+
+    #[test]
+    fn file_opened_as_private_keeps_its_contents_and_loses_readers() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("out");
+        fs::write(&path, "old").expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("set");
+        let opened = open_private(&path).expect("opened");
+        assert!(matches!(opened, Opened::Regular(_)), "{opened:?}");
+        assert_eq!(fs::read_to_string(&path).expect("read"), "old");
+        assert_eq!(mode(&path), 0o600);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //!   function takes regular files only, and no more bytes than the caller allows.
 //! * [`create()`]: another user of the host may have put a symbolic link, a FIFO or a file at the name of an output. The function
 //!   writes through no link of another user, and makes files with mode 0600.
+//! * [`Replacement`]: an output whose old contents stay until the new contents are complete.
 //! * [`parent()`]: the directory of a file made by the caller, for example a socket.
 //! * [`Folder`]: the artifacts of a test. Below the user's folder, no symbolic link is followed.
 //!
@@ -23,11 +24,13 @@ mod error;
 mod folder;
 mod owner;
 mod read;
+mod replacement;
 mod walk;
 
-pub use create::create;
+pub use create::{Opened, create, open_private};
 pub use error::CreateError;
 pub use folder::Folder;
 pub use owner::Owner;
 pub use read::{ReadError, read};
+pub use replacement::Replacement;
 pub use walk::{open_directory, parent};

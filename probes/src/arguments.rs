@@ -15,6 +15,7 @@
 use address::Gva;
 use introspect::insn::Gpr;
 use introspect::tracepoints::{ArgumentBlock, NoArguments, Snapshot};
+use manifest::ProbeKind;
 
 use crate::handler::{AccessError, HitContext};
 
@@ -53,6 +54,15 @@ pub(crate) enum Unread {
 }
 
 impl ArgumentSource {
+    /// The kind of source for a refused probe, which has no site.
+    pub(crate) const fn of_kind(kind: ProbeKind) -> Self {
+        match kind {
+            ProbeKind::Kprobe | ProbeKind::Kretprobe => Self::Registers,
+            ProbeKind::Syscall | ProbeKind::Retsyscall => Self::Caller,
+            ProbeKind::Tracepoint => Self::Block { block: 0, funcs: 0 },
+        }
+    }
+
     /// Whether the registers of the vCPU have the arguments.
     pub(crate) const fn is_registers(self) -> bool {
         matches!(self, Self::Registers)

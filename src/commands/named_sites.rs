@@ -8,6 +8,8 @@ use manifest::{ProbeKind, ProbeSpec};
 use probes::{Kernel, Resolved};
 use serde::Serialize;
 
+use crate::report::printable;
+
 /// A line of `--json`.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
@@ -86,10 +88,11 @@ fn write(
         Some(params) => params.iter().map(in_c).collect::<Vec<_>>().join(", "),
         None => "…".to_owned(),
     };
-    match refused {
-        Some(why) => writeln!(out, "{probe}({params})  refused: {why}"),
-        None => writeln!(out, "{probe}({params})"),
-    }
+    let line = match refused {
+        Some(why) => format!("{probe}({params})  refused: {why}"),
+        None => format!("{probe}({params})"),
+    };
+    writeln!(out, "{}", printable(&line))
 }
 
 /// The declaration of a parameter.
@@ -117,10 +120,13 @@ mod tests {
         write("syscall:f", None, None, false, &mut out).expect("written");
         write("syscall:g", None, Some("why".to_owned()), false, &mut out).expect("written");
         write("syscall:g", None, Some("why".to_owned()), true, &mut out).expect("written");
+        // A kernel's file may have any name.
+        write("syscall:\x1b[2J", None, None, false, &mut out).expect("written");
         let text = String::from_utf8(out).expect("text");
         assert_eq!(
             text,
-            "syscall:f(…)\nsyscall:g(…)  refused: why\n{\"probe\":\"syscall:g\",\"refused\":\"why\"}\n"
+            "syscall:f(…)\nsyscall:g(…)  refused: why\n{\"probe\":\"syscall:g\",\"refused\":\"why\"}\n\
+             syscall:\\x1b[2J(…)\n"
         );
         let of = |declared, name| in_c(&Param { name, declared });
         assert_eq!(of("const char *", "filename"), "const char *filename");

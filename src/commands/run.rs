@@ -13,7 +13,7 @@ use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::panics::Since;
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
-use crate::run::crash_dump::CoreFile;
+use crate::run::crash_dump::{CoreFile, CrashDump};
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
 use crate::run::identity::{self, IdentityError};
@@ -172,7 +172,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         stop: stop.clone(),
         clients,
         dump: match &core {
-            Some(core) => Some(core.writer().map_err(RunError::Core)?),
+            Some(core) => Some(CrashDump::File(core.writer().map_err(RunError::Core)?)),
             None => None,
         },
     };
@@ -212,9 +212,9 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     Ok(exit)
 }
 
-/// Makes the core file for a crash.
+/// Opens the core file for a crash.
 fn core_file(path: &Path) -> Result<CoreFile, RunError> {
-    let file = files::create(path).map_err(|source| RunError::CreateCore {
+    let file = files::open_private(path).map_err(|source| RunError::CreateCore {
         path: path.to_owned(),
         source,
     })?;

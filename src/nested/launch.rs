@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use control::Incoming;
 use control::mux::Outer;
-use dump::SparseFile;
 use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
@@ -27,10 +26,16 @@ use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
 use super::tail::Tail;
 use crate::config::RunConfig;
+use crate::run::crash_dump::CoreWriter;
+use crate::stderr::say;
 use crate::stop::StopSignal;
 
 /// The size of a core file beyond the guest's RAM: headers, notes, and the holes among the ranges of RAM.
 const DUMP_BYTES: u64 = 16 << 20;
+/// From the end of QEMU to the end of the core file: the last bytes, and the disk.
+const DUMP_END: Duration = Duration::from_secs(60);
+/// The period of the check for the end of the core file.
+const LOOK: Duration = Duration::from_millis(5);
 /// As much of the outer Linux's last words as fits below an error.
 const TAIL_LINES: usize = 25;
 
@@ -156,7 +161,7 @@ pub struct Outside<'a> {
     /// The clients that control the run inside; `None` without a control socket.
     pub clients: Option<Incoming>,
     /// Receives the dump of the guest, if the guest crashes.
-    pub dump: Option<SparseFile>,
+    pub dump: Option<CoreWriter>,
     /// Receives every step.
     pub progress: &'a dyn Fn(&Step<'_>),
 }
@@ -213,6 +218,7 @@ struct Watch<'a> {
     inbox: Inbox,
     control: UnixStream,
     followers: Vec<JoinHandle<()>>,
+    dump: Option<JoinHandle<()>>,
     tail: Tail,
     clients: Option<Outer>,
     // Dropped with the rest: the typing ends by itself only at the end of the input.
@@ -256,10 +262,13 @@ impl<'a> Watch<'a> {
                 ports::follow_console(console, inbox.clone(), outside.console, sink)?,
                 ports::follow_log(running.take_port(Port::Log))?,
             ]);
-            if let Some(file) = outside.dump {
-                let port = running.take_port(Port::Dump);
-                followers.push(ports::follow_dump(port, inbox.clone(), file, most)?);
-            }
+            let dump = match outside.dump {
+                Some(core) => {
+                    let port = running.take_port(Port::Dump);
+                    Some(ports::follow_dump(port, inbox.clone(), core, most)?)
+                }
+                None => None,
+            };
             let clients = match outside.clients {
                 Some(incoming) => {
                     let port = running.take_port(Port::Clients);
@@ -270,9 +279,9 @@ impl<'a> Watch<'a> {
                 }
                 None => None,
             };
-            Ok((typing, clients))
+            Ok((typing, clients, dump))
         };
-        let (typing, clients) = start().map_err(LaunchError::Thread)?;
+        let (typing, clients, dump) = start().map_err(LaunchError::Thread)?;
         Ok(Self {
             running,
             outside: Watched {
@@ -282,6 +291,7 @@ impl<'a> Watch<'a> {
             inbox,
             control,
             followers,
+            dump,
             tail,
             clients,
             _typing: typing,
@@ -297,7 +307,8 @@ impl<'a> Watch<'a> {
             if has_quit {
                 self.inbox.note_ending();
             }
-            let ended = has_quit && self.followers.iter().all(JoinHandle::is_finished);
+            let mut followers = self.followers.iter().chain(&self.dump);
+            let ended = has_quit && followers.all(JoinHandle::is_finished);
             let stop = self.outside.stop.requested();
             let received = self.inbox.lock();
             let facts = Facts {
@@ -306,7 +317,7 @@ impl<'a> Watch<'a> {
                 finished: received.finished.is_some(),
                 complete: received.is_complete(),
                 violation: received.violation.is_some(),
-                dumped: received.arrived.dump,
+                dumped: received.dumped,
                 stop: stop.is_some(),
                 ended,
             };
@@ -352,6 +363,12 @@ impl<'a> Watch<'a> {
             // The panic of a follower is already on standard error.
             let _ = follower.join();
         }
+        if let Some(dump) = self.dump.take()
+            && !is_finished_within(&dump, DUMP_END)
+        {
+            // The thread ends with the process.
+            say("hyprobe: no dump of the crash: its disk, or its reader, takes no more bytes");
+        }
         if let Some(clients) = self.clients.take() {
             clients.join();
         }
@@ -393,6 +410,15 @@ impl<'a> Watch<'a> {
             }),
         }
     }
+}
+
+/// Waits until `thread` has finished, at most for `limit`.
+fn is_finished_within(thread: &JoinHandle<()>, limit: Duration) -> bool {
+    let began = Instant::now();
+    while !thread.is_finished() && began.elapsed() < limit {
+        std::thread::sleep(LOOK);
+    }
+    thread.is_finished()
 }
 
 /// The summary of a run stopped before the guest's first instruction.

@@ -29,6 +29,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A reader may be slow: a pager, for example.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
+/// From the first byte of a dump on, further bytes extend the limits for this time. A dump that takes longer comes from a guest that is too
+/// large to dump nested, or from an inner side that sends a byte a minute.
+const DUMP_LIMIT: Duration = Duration::from_secs(3600);
+
 /// How far the run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -53,7 +57,7 @@ pub(super) struct Facts {
     pub(super) finished: bool,
     /// All output of the run has arrived.
     pub(super) complete: bool,
-    /// The bytes of a dump that have arrived.
+    /// The bytes of the core file that have arrived.
     pub(super) dumped: u64,
     /// A port has delivered a line that violates the protocol.
     pub(super) violation: bool,
@@ -100,6 +104,7 @@ pub(super) struct Progress {
     since: Instant,
     timeout: Option<Duration>,
     dumped: u64,
+    dump_began: Option<Instant>,
 }
 
 impl Progress {
@@ -110,6 +115,7 @@ impl Progress {
             since: now,
             timeout,
             dumped: 0,
+            dump_began: None,
         }
     }
 
@@ -118,9 +124,12 @@ impl Progress {
         if facts.violation {
             return Verdict::Over(Over::Violation);
         }
-        // A dump takes as long as it takes: the limits hold for a run that does not go on with it.
         if facts.dumped != self.dumped {
-            (self.dumped, self.since) = (facts.dumped, now);
+            self.dumped = facts.dumped;
+            let began = *self.dump_began.get_or_insert(now);
+            if now.saturating_duration_since(began) < DUMP_LIMIT {
+                self.since = now;
+            }
         }
         if facts.finished {
             if facts.complete {
@@ -318,5 +327,26 @@ mod tests {
             progress.next(now + BOOT_LIMIT, Facts::default()),
             Verdict::Over(Over::NotBooted)
         );
+    }
+
+    #[test]
+    fn dump_that_never_ends_extends_the_limits_for_an_hour() {
+        let (mut progress, now) = begun(None);
+        let stop = Facts {
+            stop: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, stop), Verdict::SendStop);
+        let (mut at, mut dumped) = (now, 0);
+        let over = loop {
+            at += STOP_LIMIT / 2;
+            dumped += 1;
+            match progress.next(at, Facts { dumped, ..stop }) {
+                Verdict::Over(over) => break over,
+                _ => assert!(at < now + DUMP_LIMIT * 2, "no limit"),
+            }
+        };
+        assert_eq!(over, Over::NotStopped);
+        assert!(at >= now + DUMP_LIMIT);
     }
 }

@@ -11,7 +11,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use confine::ThreadKind;
-use dump::SparseFile;
 use dump::sparse::{self, News};
 use errors::chain;
 use events::{Event, EventSink};
@@ -21,6 +20,7 @@ use super::lines::{LineError, read_line};
 use super::phase::Facts;
 use super::protocol::{Outcome, Port, Sent, ToOuter};
 use crate::report::printable;
+use crate::run::crash_dump::CoreWriter;
 
 /// A hit has about 700 bytes; a note may quote a long list of symbols.
 const MAX_EVENT_BYTES: u64 = 1 << 20;
@@ -41,6 +41,8 @@ pub(super) struct Received {
     pub(super) finished: Option<(Outcome, Sent)>,
     /// The number of bytes that have arrived.
     pub(super) arrived: Sent,
+    /// The bytes of the core file that have arrived in valid frames.
+    pub(super) dumped: u64,
     /// The first violation of the protocol.
     pub(super) violation: Option<(Port, LineError)>,
 }
@@ -208,21 +210,23 @@ pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io:
     .map(drop)
 }
 
-/// Receives the dump of a guest that has crashed into `file`, a core file of at most `most` bytes.
+/// Receives the dump of a guest that has crashed into `core`, a core file of at most `most` bytes.
 pub(super) fn follow_dump(
     port: UnixStream,
     inbox: Inbox,
-    file: SparseFile,
+    core: CoreWriter,
     most: u64,
 ) -> io::Result<JoinHandle<()>> {
     named("nested-dump", move || {
+        let news = DumpNews(inbox.clone());
         let mut port = BufReader::with_capacity(1 << 16, DumpPort { port, inbox });
         // Without a crash, the port is at its end.
         if !port.fill_buf().is_ok_and(|bytes| !bytes.is_empty()) {
             return;
         }
-        if let Err(error) = sparse::receive(&mut port, file, most, &Remarks) {
-            Remarks.remark(&format!("no dump of the crash: {}", chain(&error)));
+        let received = core.write(|file| sparse::receive(&mut port, file, most, &news));
+        if let Err(error) = received {
+            news.remark(&format!("no dump of the crash: {}", chain(&error)));
             // The rest is read: the run inside does not wait.
             let _ = io::copy(&mut port, &mut io::sink());
         }
@@ -244,11 +248,13 @@ impl Read for DumpPort {
     }
 }
 
-/// Prints what is missing in a dump.
-struct Remarks;
+/// Counts the bytes of the core file, and prints what is missing in a dump.
+struct DumpNews(Inbox);
 
-impl News for Remarks {
-    fn progress(&self, _: u64, _: u64) {}
+impl News for DumpNews {
+    fn progress(&self, done: u64, _: u64) {
+        self.0.change(|received| received.dumped = done);
+    }
 
     fn remark(&self, text: &str) {
         crate::stderr::say(format_args!("hyprobe: {}", printable(text)));

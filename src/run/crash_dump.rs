@@ -7,40 +7,74 @@
 //!
 //! The dump is taken when the guest has ended: the kernel's log then has the panic's last words.
 
-use std::fs::File;
 use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use control::{Live, dump_ended};
 use dump::{Piece, SparseFile, sparse};
 use errors::chain;
+use files::Opened;
 use manifest::GuestEnd;
 use thiserror::Error;
 
-/// The core file of a guest that may crash. The file is empty, unless the guest has crashed.
+/// The core file of a guest that may crash. The file keeps its contents, unless the guest crashes.
 #[derive(Debug)]
-pub(crate) struct CoreFile(File);
+pub(crate) struct CoreFile {
+    output: Opened,
+    is_complete: Arc<AtomicBool>,
+}
 
 impl CoreFile {
-    /// `file` is new or empty.
-    pub(crate) fn new(file: File) -> Self {
-        Self(file)
+    /// The dump replaces the contents of a regular file.
+    pub(crate) fn new(output: Opened) -> Self {
+        Self {
+            output,
+            is_complete: Arc::default(),
+        }
     }
 
     /// The writer of the file.
-    pub(crate) fn writer(&self) -> io::Result<CrashDump> {
-        Ok(CrashDump::File(SparseFile::new(self.0.try_clone()?)?))
+    pub(crate) fn writer(&self) -> io::Result<CoreWriter> {
+        let file = match self.output.try_clone()? {
+            Opened::Regular(file) => SparseFile::regular(file),
+            Opened::Stream(file) => SparseFile::stream(file),
+        };
+        Ok(CoreWriter {
+            file,
+            is_complete: Arc::clone(&self.is_complete),
+        })
     }
 
-    /// Whether the file has a dump. A pipe has none to look at.
+    /// Whether the writer has written a dump.
     pub(crate) fn has_dump(&self) -> bool {
-        self.0.metadata().is_ok_and(|metadata| metadata.len() > 0)
+        self.is_complete.load(Ordering::Acquire)
+    }
+}
+
+/// Writes the core file of a guest that has crashed.
+#[derive(Debug)]
+pub struct CoreWriter {
+    file: SparseFile,
+    is_complete: Arc<AtomicBool>,
+}
+
+impl CoreWriter {
+    /// Writes a dump by `write`, which finishes the file. Returns the size.
+    pub(crate) fn write<E>(
+        self,
+        write: impl FnOnce(SparseFile) -> Result<u64, E>,
+    ) -> Result<u64, E> {
+        let written = write(self.file);
+        self.is_complete.store(written.is_ok(), Ordering::Release);
+        written
     }
 }
 
 /// Takes the dump of a guest that has crashed.
 pub(crate) enum CrashDump {
     /// The core file.
-    File(SparseFile),
+    File(CoreWriter),
     /// The other end makes the core file.
     Frames(Box<dyn Write + Send>),
 }
@@ -72,43 +106,60 @@ pub(crate) fn is_crash(end: GuestEnd) -> bool {
 
 impl CrashDump {
     /// The core file, if the dump goes to one.
-    pub(crate) fn into_file(self) -> Option<SparseFile> {
+    pub(crate) fn into_file(self) -> Option<CoreWriter> {
         match self {
             Self::File(file) => Some(file),
             Self::Frames(_) => None,
         }
     }
 
-    /// Writes the dump of `machine`, which has ended. `tell` gets a sentence for each missing part. Returns the size of the core file.
-    pub(crate) fn write(self, machine: &Live, tell: &dyn Fn(&str)) -> Result<u64, CrashDumpError> {
+    /// Writes the dump of `machine`, which has ended by `end`. `tell` gets a sentence for each missing part. Returns the size of the core file.
+    pub(crate) fn write(
+        self,
+        machine: &Live,
+        end: GuestEnd,
+        tell: &dyn Fn(&str),
+    ) -> Result<u64, CrashDumpError> {
         match self {
-            Self::File(mut file) => {
-                let begin = |_: u64, remarks: &[String]| {
-                    remarks.iter().for_each(|text| tell(text));
-                    Ok(())
-                };
-                let written = dump_ended(machine, begin, |piece| match piece {
-                    Piece::Bytes(bytes) => file.write(bytes),
-                    Piece::Zeros(count) => {
-                        file.zeros(count);
-                        Ok(())
-                    }
-                });
-                match written {
-                    Ok(_) => Ok(file.finish()?),
-                    Err(error) => {
-                        file.discard();
-                        Err(error.into())
-                    }
-                }
-            }
-            Self::Frames(port) => write_frames(machine, port),
+            Self::File(core) => core.write(|file| write_file(machine, end, file, tell)),
+            Self::Frames(port) => write_frames(machine, end, port),
+        }
+    }
+}
+
+/// Writes the core file to `file`, and remarks to `tell`.
+fn write_file(
+    machine: &Live,
+    end: GuestEnd,
+    mut file: SparseFile,
+    tell: &dyn Fn(&str),
+) -> Result<u64, CrashDumpError> {
+    let begin = |_: u64, remarks: &[String]| {
+        remarks.iter().for_each(|text| tell(text));
+        Ok(())
+    };
+    let written = dump_ended(machine, end, begin, |piece| match piece {
+        Piece::Bytes(bytes) => file.write(bytes),
+        Piece::Zeros(count) => {
+            file.zeros(count);
+            Ok(())
+        }
+    });
+    match written {
+        Ok(_) => Ok(file.finish()?),
+        Err(error) => {
+            file.discard();
+            Err(error.into())
         }
     }
 }
 
 /// Writes the frames to `port`, errors included.
-fn write_frames(machine: &Live, port: Box<dyn Write + Send>) -> Result<u64, CrashDumpError> {
+fn write_frames(
+    machine: &Live,
+    end: GuestEnd,
+    port: Box<dyn Write + Send>,
+) -> Result<u64, CrashDumpError> {
     let port = std::cell::RefCell::new(port);
     let send = |fill: &dyn Fn(&mut Vec<u8>)| {
         let mut frames = Vec::new();
@@ -121,7 +172,7 @@ fn write_frames(machine: &Live, port: Box<dyn Write + Send>) -> Result<u64, Cras
             remarks.iter().for_each(|text| sparse::remark(text, frames));
         })
     };
-    let written = dump_ended(machine, begin, |piece| {
+    let written = dump_ended(machine, end, begin, |piece| {
         send(&|frames| sparse::add(piece, frames))
     });
     match written {

@@ -159,7 +159,7 @@ pub(crate) fn run_guest(
         && is_crash(summary.guest.end)
     {
         let tell = |text: &str| say(format_args!("hyprobe: {}", printable(text)));
-        if let Err(error) = dump.write(&machine, &tell) {
+        if let Err(error) = dump.write(&machine, summary.guest.end, &tell) {
             tell(&format!("no dump of the crash: {}", chain(&error)));
         }
     }

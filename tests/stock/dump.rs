@@ -96,6 +96,17 @@ fn dumped_log(core: &str, folder: &Path) -> Vec<String> {
     log.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
+/// The first address of the kernel's half, with page tables of four levels.
+const KERNEL: u64 = 0xffff_8000_0000_0000;
+
+/// The register `name` of each thread, as gdb prints them.
+fn registers(threads: &str, name: &str) -> Vec<u64> {
+    let lines = threads.lines().map(str::split_whitespace);
+    let values = lines.filter_map(|mut words| (words.next()? == name).then(|| words.next())?);
+    let numbers = values.map(|value| u64::from_str_radix(value.trim_start_matches("0x"), 16));
+    numbers.collect::<Result<_, _>>().expect("numbers")
+}
+
 struct Guest {
     running: Running,
     socket: PathBuf,
@@ -161,8 +172,19 @@ fn check(image: &str) {
             "thread apply all info registers rip rsp cs",
         ],
     );
-    let rips = threads.lines().filter(|line| line.starts_with("rip "));
-    assert_eq!(rips.count(), 2, "{threads}");
+    let of_vcpus = |name| registers(&threads, name);
+    let (rips, stacks) = (of_vcpus("rip"), of_vcpus("rsp"));
+    assert_eq!((rips.len(), stacks.len()), (2, 2), "{threads}");
+    assert_ne!(stacks[0], stacks[1], "{threads}");
+    // Not the registers of a reset, nor zeros: Linux's selectors, and instructions on the selector's side of the address space.
+    for ((cs, rip), stack) in of_vcpus("cs").into_iter().zip(rips).zip(stacks) {
+        let sides = match cs {
+            0x10 => KERNEL..=u64::MAX,
+            0x33 => 0x1000..=0x7fff_ffff_ffff,
+            _ => panic!("no selector of Linux: {threads}"),
+        };
+        assert!(sides.contains(&rip) && stack >= 0x1000, "{threads}");
+    }
 
     let mut client = Client::new(&guest.socket).expect("client");
     client.command("stop").expect("stopped");

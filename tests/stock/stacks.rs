@@ -87,6 +87,19 @@ echo stacks: done
 $b poweroff -f
 "#;
 
+/// Loads a module, then reads a file under a return probe of the guest's own.
+const MODULE_AND_TRACER: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /t
+$b mount -t tracefs t /t
+IFS=,; for m in ${modload}; do $b insmod $m; done; unset IFS
+echo 'r:own vfs_read' > /t/kprobe_events
+echo 1 > /t/events/kprobes/own/enable
+$b cat /init > /dev/null
+echo stacks: done
+$b poweroff -f
+"#;
+
 /// A generator of numbers that depend on the seed alone.
 struct Random(u64);
 
@@ -241,6 +254,65 @@ fn check(image: &str) {
         unequal.first()
     );
     assert!(equal.len() >= MIN_FUNCTIONS, "{equal:?}\n{}", ran.told());
+}
+
+fn check_module_and_tracer(image: &str) {
+    let stock = Stock::fetch(image);
+    let probe = |at| format!("[[probe]]\nat = \"kprobe:{at}\"\nstack = true\n");
+    let probes = [probe("misc_register"), probe("rw_verify_area")].concat();
+    let ran = Boot::with_script(&stock, MODULE_AND_TRACER)
+        .modules(&["tun"])
+        .expecting(&probes)
+        .run();
+    assert!(ran.console.contains("stacks: done"), "{}", ran.told());
+    let stacks: Vec<(Vec<String>, Option<String>)> = ran
+        .hits()
+        .into_iter()
+        .map(|hit| {
+            let frames = hit.stack.iter().flatten().map(ToString::to_string);
+            (frames.collect(), hit.stack_incomplete)
+        })
+        .collect();
+    let from_module = stacks.iter().find(|(frames, _)| {
+        frames
+            .get(1)
+            .is_some_and(|frame| frame.starts_with("tun_init+") && frame.ends_with(" [tun]"))
+    });
+    let (frames, incomplete) = from_module.expect("a call of the module's");
+    assert!(frames[2].starts_with("do_one_initcall+"), "{frames:?}");
+    assert_eq!(incomplete.as_deref(), None, "{frames:?}");
+    let traced = stacks.iter().find(|(_, incomplete)| incomplete.is_some());
+    let (frames, incomplete) = traced.expect("a read with a tracer");
+    assert!(frames[1].starts_with("vfs_read+"), "{frames:?}");
+    let last = frames.last().expect("frames");
+    let is_tracer =
+        last.contains("kretprobe_trampoline+0x0/") || last.contains("rethook_trampoline+0x0/");
+    assert!(frames.len() == 3 && is_tracer, "{frames:?}");
+    let why = incomplete.as_deref().unwrap_or_default();
+    assert!(
+        why.starts_with("a tracer of the guest has replaced"),
+        "{why}"
+    );
+}
+
+#[test]
+fn modules_and_tracers_are_in_stacks_of_debian_5_10() {
+    check_module_and_tracer("debian-5.10");
+}
+
+#[test]
+fn modules_and_tracers_are_in_stacks_of_debian_6_1() {
+    check_module_and_tracer("debian-6.1");
+}
+
+#[test]
+fn modules_and_tracers_are_in_stacks_of_debian_6_12() {
+    check_module_and_tracer("debian-6.12");
+}
+
+#[test]
+fn modules_and_tracers_are_in_stacks_of_debian_sid() {
+    check_module_and_tracer("debian-sid");
 }
 
 #[test]

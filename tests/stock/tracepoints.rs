@@ -1,5 +1,7 @@
 //! Tracepoints of stock kernels, which the guest has off: fields compared with what the guest itself says.
 
+use std::collections::BTreeSet;
+
 use events::{Hit, Number, ProbeState};
 use manifest::GuestEnd;
 
@@ -39,8 +41,28 @@ fn types(hit: &Hit) -> Vec<&str> {
     params.map(|param| &*param.typed.ty).collect()
 }
 
+/// The tracepoints of `spec` with a site that can be probed, and those with a site that the kernel passes only while they are on.
+fn resolved(stock: &Stock, spec: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+    let found = probes::resolve(&stock.kernel, &spec.parse().expect(spec), 0);
+    let (mut good, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    for site in found.expect(spec) {
+        let name = site.name.split('@').next().unwrap_or_default().to_owned();
+        match site.place {
+            Ok(_) => good.insert(name),
+            Err(why) if why.to_string().contains("write syscall:NAME") => refused.insert(name),
+            Err(_) => false,
+        };
+    }
+    (good, refused)
+}
+
 fn check(image: &str) {
     let stock = Stock::fetch(image);
+    let (good, refused) = resolved(&stock, "tracepoint:raw_syscalls:*");
+    assert_eq!((good.len(), refused.len()), (0, 2), "{good:?}");
+    let (good, refused) = resolved(&stock, "tracepoint:*:*");
+    assert!(good.len() > 500, "{}", good.len());
+    assert!(refused.len() < good.len() / 10, "{refused:#?}");
     let boot = Boot::with_script(&stock, SCRIPT);
     let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
     assert_eq!(ran.code, Some(0), "{}", ran.told());

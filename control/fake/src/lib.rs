@@ -35,6 +35,8 @@ pub struct Straw {
     pub located: AtomicBool,
     /// Pauses in force.
     pub paused: AtomicUsize,
+    /// The next looks at vCPUs that find a vCPU in a detour.
+    pub looks_in_detours: AtomicUsize,
     /// Duration of each change.
     pub slow: Mutex<Duration>,
 }
@@ -60,6 +62,7 @@ impl Default for Straw {
             ending: AtomicBool::new(false),
             located: AtomicBool::new(true),
             paused: AtomicUsize::new(0),
+            looks_in_detours: AtomicUsize::new(0),
             slow: Mutex::default(),
         }
     }
@@ -281,7 +284,11 @@ impl Target for Straw {
     }
 
     fn is_in_detour(&self, _: Gva) -> bool {
-        false
+        let count = |left: usize| left.checked_sub(1);
+        let order = Ordering::SeqCst;
+        self.looks_in_detours
+            .fetch_update(order, order, count)
+            .is_ok()
     }
 
     fn symbols(&self) -> &SymbolTable {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::response::IntoResponse as _;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
@@ -174,6 +175,11 @@ async fn one(
     let service = router.layer(axum::Extension(patience.clone()));
     let service = service.into_service::<hyper::body::Incoming>();
     let service = TowerToHyperService::new(service);
+    let of_last_request = patience.clone();
+    let service = service_fn(move |request| {
+        of_last_request.revoke();
+        service.call(request)
+    });
     let stream = TokioIo::new(Paced::new(stream, STALL_TIME, patience));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -95,6 +95,7 @@ pub(super) async fn dump(
     let (chunks, taken) = mpsc::channel(1);
     let sending = Sending {
         operator: app.operator.clone(),
+        deadline: tokio::time::Instant::from_std(dump.deadline),
         dump: Arc::new(Mutex::new(dump)),
         form,
         limit,
@@ -116,6 +117,7 @@ pub(super) async fn dump(
 struct Dump {
     pieces: Pieces,
     pause: Arc<DumpPause>,
+    deadline: Instant,
 }
 
 /// A step of a dump, or its end.
@@ -140,6 +142,9 @@ enum DumpError {
 impl Dump {
     /// Pauses the machine. Returns the dump, and a remark for each missing part.
     fn begin(bench: &mut Bench<'_>, limit: Duration) -> Result<(Self, Vec<String>), Problem> {
+        if bench.target().is_ending() {
+            return Err(ProblemKind::Ending.with("the run is over"));
+        }
         if bench.dumps() > 0 {
             return Err(ProblemKind::Busy.with("another client takes a dump already"));
         }
@@ -150,14 +155,19 @@ impl Dump {
                 Err(error) => return Some(Err(error)),
             };
             let inside = in_detours(target, &vcpus);
-            let again = !inside.is_empty() && last == IsLast::No;
+            let again = inside.is_some() && last == IsLast::No;
             (!again).then(|| Ok(describe(target, vcpus, inside)))
         });
         let (guest, pause) = held.ok_or_else(|| ProblemKind::Ending.with("the run is over"))?;
         let guest =
             guest.map_err(|error: GuestError| ProblemKind::CannotChange.with(chain(&error)))?;
         let pieces = Pieces::new(Core::new(&guest));
-        Ok((Self { pieces, pause }, guest.kernel.remarks))
+        let dump = Self {
+            pieces,
+            pause,
+            deadline,
+        };
+        Ok((dump, guest.kernel.remarks))
     }
 
     /// Reads the next part of the file, in a job of the queue.
@@ -167,6 +177,10 @@ impl Dump {
         limit: Duration,
         form: Form,
     ) -> Result<Step, DumpError> {
+        // A vCPU that waits for other vCPUs may still change the guest at the end of a run.
+        if target.is_ending() {
+            return Err(DumpError::Ended);
+        }
         if self.pause.is_over() {
             return Err(DumpError::TooSlow(limit));
         }
@@ -195,6 +209,7 @@ struct Sending {
     dump: Arc<Mutex<Dump>>,
     form: Form,
     limit: Duration,
+    deadline: tokio::time::Instant,
     chunks: mpsc::Sender<Result<Bytes, DumpError>>,
 }
 
@@ -203,27 +218,46 @@ impl Sending {
     async fn send(self, first: Vec<u8>, bytes: u64) {
         let mut next: Result<Step, DumpError> = Ok(Step::Bytes(first));
         loop {
-            let (chunk, is_last) = match (next, self.form) {
-                (Ok(Step::Bytes(bytes)), _) => (Ok(bytes), false),
+            let error = match (next, self.form) {
+                (Ok(Step::Bytes(bytes)), _) => {
+                    let sent = self.chunks.send(Ok(Bytes::from(bytes)));
+                    match tokio::time::timeout_at(self.deadline, sent).await {
+                        Ok(Ok(())) => {
+                            next = self.step().await;
+                            continue;
+                        }
+                        Ok(Err(_)) => return,
+                        Err(_) => DumpError::TooSlow(self.limit),
+                    }
+                }
                 (Ok(Step::Complete), Form::Elf) => return,
                 (Ok(Step::Complete), Form::Sparse) => {
                     let mut last = Vec::new();
                     sparse::end(bytes, &mut last);
-                    (Ok(last), true)
+                    // An error means that the client has gone.
+                    let _ = self.chunks.send(Ok(last.into())).await;
+                    return;
                 }
-                (Err(error), Form::Elf) => (Err(error), true),
-                (Err(error), Form::Sparse) => {
+                (Err(error), _) => error,
+            };
+            let (form, chunks) = self.without_dump();
+            let last = match form {
+                Form::Elf => Err(error),
+                Form::Sparse => {
                     let mut last = Vec::new();
                     sparse::fail(&error.to_string(), &mut last);
-                    (Ok(last), true)
+                    Ok(last.into())
                 }
             };
-            let sent = self.chunks.send(chunk.map(Bytes::from)).await;
-            if sent.is_err() || is_last {
-                return;
-            }
-            next = self.step().await;
+            // An error means that the client has gone.
+            let _ = chunks.send(last).await;
+            return;
         }
+    }
+
+    /// Drops the dump, with the memory of its present step: a slow client may take the reason much later.
+    fn without_dump(self) -> (Form, mpsc::Sender<Result<Bytes, DumpError>>) {
+        (self.form, self.chunks)
     }
 
     /// The next step, as soon as the queue has room.

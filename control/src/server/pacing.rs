@@ -15,9 +15,14 @@ use tokio::time::{Sleep, sleep};
 pub(crate) struct Patience(Arc<AtomicBool>);
 
 impl Patience {
-    /// Grants the permission from now on.
+    /// Grants the permission for the present request.
     pub(crate) fn grant(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the permission, at the start of a request.
+    pub(super) fn revoke(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
     fn is_granted(&self) -> bool {

@@ -42,7 +42,7 @@ fn begin(rig: &Rig, query: &str) -> UnixStream {
 fn frames_of_a_dump_become_a_core_file() {
     let rig = Rig::new();
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let mut frames = rig.client().dump(PATIENCE).expect("a dump");
     let size = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect("whole");
     let core = std::fs::read(file.path()).expect("read");
@@ -114,11 +114,71 @@ fn slow_client_loses_the_dump_and_the_machine_resumes_at_the_limit() {
     wait_until_running(&rig);
     assert!(began.elapsed() >= Duration::from_secs(1));
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let error = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect_err("too slow");
     assert!(matches!(error, ReceiveError::Failed(_)), "{error}");
     assert!(error.to_string().contains("a pause of 1 s"), "{error}");
     assert_eq!(file.as_file().metadata().expect("there").len(), 0);
+}
+
+/// A reader of events may stall without limit. The permission ends with the request, not with the connection.
+#[test]
+fn stalled_client_loses_the_dump_also_after_a_request_for_events() {
+    let rig = Rig::new();
+    let mut stream = rig.connect();
+    let events = b"GET /events?limit=0 HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(events).expect("sent");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"0\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        answer.extend(byte);
+    }
+    let dump = b"GET /dump?pause_limit=3600 HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(dump).expect("sent");
+    stream.read_exact(&mut [0; 64]).expect("an answer");
+    assert_eq!(rig.straw.paused.load(Ordering::SeqCst), 1);
+    wait_until_running(&rig);
+}
+
+/// The remarks of a dump in which `looks` looks at the two vCPUs find a vCPU in a detour.
+fn remarks_about_detours(rig: &Rig, looks: usize) -> Vec<String> {
+    struct Remarks(std::cell::RefCell<Vec<String>>);
+    impl News for Remarks {
+        fn progress(&self, _: u64, _: u64) {}
+        fn remark(&self, text: &str) {
+            self.0.borrow_mut().push(text.to_owned());
+        }
+    }
+    rig.straw.looks_in_detours.store(looks, Ordering::SeqCst);
+    let mut frames = rig.client().dump(PATIENCE).expect("a dump");
+    let file = SparseFile::stream(tempfile::tempfile().expect("a file"));
+    let remarks = Remarks(std::cell::RefCell::default());
+    sparse::receive(&mut frames, file, u64::MAX, &remarks).expect("whole");
+    wait_until_running(rig);
+    let mut remarks = remarks.0.into_inner();
+    remarks.retain(|text| text.contains("hyprobe's code"));
+    remarks
+}
+
+#[test]
+fn dump_waits_until_vcpus_have_left_detours_and_says_if_they_do_not() {
+    let rig = Rig::new();
+    assert_eq!(remarks_about_detours(&rig, 5), [""; 0]);
+    assert_eq!(rig.straw.looks_in_detours.load(Ordering::SeqCst), 0);
+    let remarks = remarks_about_detours(&rig, usize::MAX);
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(remarks[0].contains("vCPUs 0, 1:"), "{remarks:?}");
+}
+
+#[test]
+fn run_that_ends_fails_a_dump() {
+    let rig = Rig::new();
+    let mut frames = rig.client().dump(PATIENCE).expect("a dump");
+    rig.straw.ending.store(true, Ordering::SeqCst);
+    let file = SparseFile::stream(tempfile::tempfile().expect("a file"));
+    let error = sparse::receive(&mut frames, file, u64::MAX, &Quiet).expect_err("the end");
+    assert!(error.to_string().contains("the run is over"), "{error}");
 }
 
 #[test]

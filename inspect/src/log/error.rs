@@ -28,6 +28,16 @@ pub enum LogError {
         /// The failed read.
         source: NotReadable,
     },
+    /// The types give elements a size that no kernel's have.
+    #[error(
+        "the {what} of the log take {len} bytes by the kernel's types, more than those of any log"
+    )]
+    LargeElements {
+        /// The array.
+        what: &'static str,
+        /// The array's size in bytes.
+        len: usize,
+    },
     /// The ring's size is larger than that of any log.
     #[error("the log's ring at {at} has 2^{bits} {what}, and at most 2^{limit} are read")]
     TooLarge {

@@ -15,6 +15,8 @@ const PRINTS_TIMES: &str = "printk_time";
 const MAX_COUNT_BITS: u32 = 19;
 /// 16 MiB; Debian's kernels have 128 KiB.
 const MAX_SIZE_BITS: u32 = 24;
+/// The largest array: the infos of the largest ring have 88 bytes each. The sizes of the elements are the types' own, and may lie.
+const MAX_ARRAY_BYTES: usize = 64 << 20;
 /// The state is in the two highest bits of a descriptor's word, the descriptor's number in the others.
 const NUMBER_BITS: u32 = 62;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
@@ -90,7 +92,9 @@ impl Log {
         // The newest are whole, even if the tail is damaged.
         let oldest = head.wrapping_sub(used as u64 - 1);
         let numbers = (0..used as u64).map(|n| oldest.wrapping_add(n) & NUMBER_MASK);
-        let records = numbers.filter_map(|number| arrays.record(&layout, number));
+        // Whole blocks do not overlap. Those of a false ring may, and would have far more text than the ring.
+        let mut left = arrays.text.len();
+        let records = numbers.filter_map(|number| arrays.record(&layout, number, &mut left));
         Ok(Self {
             records: records.collect(),
             prints_times: prints_times(view),
@@ -122,6 +126,9 @@ impl Arrays {
         let count = power(at, "descriptors", word(layout.count_bits), MAX_COUNT_BITS)?;
         let size = power(at, "bytes of text", word(layout.size_bits), MAX_SIZE_BITS)?;
         let array = |what, at, len: usize| {
+            if len > MAX_ARRAY_BYTES {
+                return Err(LogError::LargeElements { what, len });
+            }
             let mut bytes = vec![0; len];
             view.read(Gva(at), &mut bytes).map_err(unreadable(what))?;
             Ok::<_, LogError>(bytes)
@@ -139,8 +146,9 @@ impl Arrays {
         })
     }
 
-    /// The record of the descriptor `number`; `None` if the record is not whole, or has been overwritten.
-    fn record(&self, layout: &RingLayout, number: u64) -> Option<LogRecord> {
+    /// The record of the descriptor `number`; `None` if the record is not whole, has been overwritten, or has more text than `left`
+    /// bytes. The text is subtracted from `left`.
+    fn record(&self, layout: &RingLayout, number: u64, left: &mut usize) -> Option<LogRecord> {
         let index = usize::try_from(number).ok()? & (self.count - 1);
         let descriptor = element(&self.descriptors, index, layout.descriptor.size)?;
         let state = layout.descriptor.state.read(descriptor)?;
@@ -157,6 +165,8 @@ impl Arrays {
         let next = layout.descriptor.next.read(descriptor)?;
         let text = self.block(number, begin, next)?;
         let len = usize::try_from(layout.info.text_len.read(info)?).ok()?;
+        let text = &text[..len.min(text.len())];
+        *left = left.checked_sub(text.len())?;
         let name = |range: &std::ops::Range<usize>| info.get(range.clone()).map(until_zero);
         let (subsystem, device) = (name(&layout.info.subsystem)?, name(&layout.info.device)?);
         let caller = layout.info.caller.read(info)?;
@@ -170,7 +180,7 @@ impl Arrays {
                 _ => format!("C{}", caller & !ON_PROCESSOR),
             },
             device: (!subsystem.is_empty()).then_some((subsystem, device)),
-            text: String::from_utf8_lossy(&text[..len.min(text.len())]).into_owned(),
+            text: String::from_utf8_lossy(text).into_owned(),
         })
     }
 

@@ -1,3 +1,4 @@
+use introspect::Btf;
 use introspect::btf::synthetic::Blob;
 use proptest::prelude::*;
 
@@ -20,7 +21,8 @@ const FINALISED: u64 = 2 << 62;
 const COMMITTED: u64 = 1 << 62;
 const RESERVED: u64 = 0;
 
-fn types() -> Blob {
+/// The types of a ring whose descriptors have this size.
+fn types(descriptor_bytes: u32) -> Blob {
     let mut blob = Blob::new();
     let char = blob.int("char", 1);
     let short = blob.int("u16", 2);
@@ -35,7 +37,7 @@ fn types() -> Blob {
     );
     blob.structure(
         "prb_desc",
-        24,
+        descriptor_bytes,
         &[("state_var", atomic, 0), ("text_blk_lpos", lpos, 8)],
     );
     let data = [("size_bits", int, 0), ("data", pointer, 8)];
@@ -80,7 +82,7 @@ struct Writer {
 impl Writer {
     fn new() -> Self {
         let symbols = [("prb", 8), ("printk_time", TIMES)];
-        let mut fake = Fake::new(types(), 0x4000, &symbols);
+        let mut fake = Fake::new(types(24), 0x4000, &symbols);
         fake.point(8, RING);
         fake.put(TIMES, &[1]);
         fake.put(RING, &[3, 0, 0, 0]);
@@ -220,6 +222,36 @@ fn unfinished_and_overwritten_records_are_left_out() {
     // The text of the first record belongs to another descriptor by now.
     writer.fake.put64(TEXT, 77);
     assert_eq!(texts(&writer.read()), ["committed"]);
+}
+
+#[test]
+fn overlapping_blocks_have_no_more_text_than_the_ring() {
+    let mut writer = Writer::new();
+    for _ in 0..COUNT {
+        writer.record("x", FINALISED);
+    }
+    // Each block lasts from its beginning to the end of the text, over all later blocks.
+    let numbers = writer.head + 1 - COUNT..=writer.head;
+    for (number, begin) in numbers.zip((0..).step_by(16)) {
+        writer.descriptor(number, FINALISED, (begin, SIZE));
+        writer.fake.put64(TEXT + begin, number);
+        let info = INFOS + number % COUNT * 88;
+        writer.fake.put(info + 16, &[0xff, 0xff]);
+    }
+    let log = writer.read();
+    let numbers: Vec<_> = log.records.iter().map(|record| record.seq).collect();
+    assert_eq!(numbers, [0]);
+}
+
+#[test]
+fn elements_have_no_size_beyond_that_of_any_log() {
+    let mut writer = Writer::new();
+    writer.fake.put(RING, &[19]);
+    let types = Btf::parse(types(0x1000).finish()).expect("types");
+    writer.fake.types = Some(types);
+    let error = Log::read(&writer.fake.view()).expect_err("too large");
+    let (what, len) = ("descriptors", 0x1000 << 19);
+    assert_eq!(error, LogError::LargeElements { what, len });
 }
 
 #[test]

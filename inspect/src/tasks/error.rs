@@ -28,6 +28,12 @@ pub enum TaskListError {
         /// The failed read.
         source: ReadsError,
     },
+    /// The texts of the tasks need more memory than an answer may take.
+    #[error("the command lines and cgroups of the tasks take more than {limit} bytes")]
+    TooLong {
+        /// The limit.
+        limit: usize,
+    },
     /// The lists do not return to their heads.
     #[error("the lists of tasks do not end within {limit} entries")]
     Endless {

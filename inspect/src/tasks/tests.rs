@@ -241,6 +241,25 @@ fn command_lines_are_read_through_the_programs_page_tables() {
 }
 
 #[test]
+fn texts_of_all_tasks_have_a_limit() {
+    let mut fake = kernel(&SOME);
+    fake.point(place(1) + 0x58, CSS_SET);
+    fake.point(CSS_SET + 8, CSS_SET + 16);
+    // A chain of cgroups, each with a long name, for a circle of tasks.
+    let nodes = STRINGS + 0x200;
+    fake.point(CSS_SET + 24, nodes);
+    for number in 0..60 {
+        fake.point(nodes + number * 16, nodes + (number + 1) * 16);
+        fake.point(nodes + number * 16 + 8, STRINGS);
+    }
+    fake.put(STRINGS, &[b'x'; 200]);
+    fake.point(place(1) + LINKS, place(1) + LINKS);
+    let limit = 64 << 20;
+    let error = read(&fake, false).expect_err("endless");
+    assert_eq!(error, TaskListError::TooLong { limit });
+}
+
+#[test]
 fn broken_lists_are_refused() {
     let error = |change: &dyn Fn(&mut Fake)| {
         let mut fake = kernel(&SOME);

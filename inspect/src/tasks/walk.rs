@@ -16,6 +16,8 @@ const FIRST: &str = "init_task";
 const MAX_TASKS: usize = 64 << 10;
 /// What an answer may read: some 5 KiB for each task.
 const MAX_READ_BYTES: usize = 512 << 20;
+/// What the command lines and paths of an answer may take in memory: a thousand bytes for each of as many tasks as a large server has.
+const MAX_TEXT_BYTES: usize = 64 << 20;
 /// `PF_KTHREAD`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -59,6 +61,8 @@ struct Walk<'w> {
     tasks: Vec<Task>,
     /// The number of entries that may still be followed.
     left: usize,
+    /// The number of bytes that texts may still take.
+    text_left: usize,
 }
 
 impl TaskList {
@@ -89,6 +93,7 @@ impl TaskList {
             paths: Paths::new(),
             tasks: Vec::new(),
             left: MAX_TASKS,
+            text_left: MAX_TEXT_BYTES,
         };
         let head = first.wrapping_add(self.layout.tasks.at() as u64);
         let mut link = Gva(self
@@ -169,6 +174,17 @@ impl Walk<'_> {
         };
         let parent = self.reads.number(Gva(word(layout.parent)), layout.pid);
         let cgroup = layout.cgroup.as_ref();
+        let path = cgroup.and_then(|cgroup| cgroup.path(&self.reads, bytes, &mut self.paths));
+        let command_line = self.command_line(Gva(word(layout.memory)), kernel_thread);
+        let words = command_line
+            .iter()
+            .map(|word| size_of_val(word) + word.len());
+        let text = path.as_ref().map_or(0, String::len) + words.sum::<usize>();
+        let limit = MAX_TEXT_BYTES;
+        self.text_left = self
+            .text_left
+            .checked_sub(text)
+            .ok_or(TaskListError::TooLong { limit })?;
         let task = Task {
             tid: number(word(layout.tid)),
             pid: number(word(layout.pid)),
@@ -178,8 +194,8 @@ impl Walk<'_> {
             euid: unsigned(user(layout.euid)?),
             state: state::letter(word(layout.state), word(layout.exit_state)),
             kernel_thread,
-            cgroup: cgroup.and_then(|cgroup| cgroup.path(&self.reads, bytes, &mut self.paths)),
-            command_line: self.command_line(Gva(word(layout.memory)), kernel_thread),
+            cgroup: path,
+            command_line,
         };
         self.tasks.push(task);
         Ok(())

@@ -3,8 +3,8 @@
 use address::Gva;
 
 use super::{
-    Module, ModuleRegion, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites,
-    symbols::Symtab, view::View,
+    Module, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites, symbols::Symtab,
+    view::View,
 };
 use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
@@ -130,38 +130,32 @@ impl Modules {
         self.layout.usage.as_ref()?.read(address, bytes)
     }
 
-    /// The module whose code is at `at`, without symbols and sites. `head` is the run-time address of the kernel's list. For the same
-    /// uses as [`read`](Self::read), and for stacks of a guest that runs: a few reads for each module.
-    ///
-    /// # Errors
-    ///
-    /// If the list is broken.
-    pub fn holding(
+    /// The modules on the kernel's list, without symbols and sites, up to the first that cannot be read. `head` is the run-time address
+    /// of the list. For stacks of a guest that runs: a read for each module.
+    #[must_use]
+    pub fn described(
         &self,
         memory: &dyn PhysMemory,
         paging: &PagingState,
         head: Gva,
-        at: Gva,
-    ) -> Result<Option<Module>, ModulesError> {
+    ) -> Vec<Module> {
         let view = View::new(memory, paging);
-        let mut link = pointer(&view, head)?;
+        let mut modules = Vec::new();
+        let Ok(mut link) = pointer(&view, head) else {
+            return modules;
+        };
         for _ in 0..MAX_MODULES {
             if link == head {
-                return Ok(None);
+                break;
             }
             let address = self.at_link(link);
-            let bytes = self.bytes(&view, address)?;
-            let regions = self.layout.regions(&bytes);
-            let holds = |region: &ModuleRegion| region.range.contains(&at);
-            if regions
-                .iter()
-                .any(|region| region.kind.is_text() && holds(region))
-            {
-                return self.describe(address, &bytes).map(Some);
-            }
+            let Ok(bytes) = self.bytes(&view, address) else {
+                break;
+            };
+            modules.extend(self.describe(address, &bytes));
             link = self.next_link(&bytes);
         }
-        Err(ModulesError::Endless { limit: MAX_MODULES })
+        modules
     }
 
     fn bytes(&self, view: &View<'_>, address: Gva) -> Result<Vec<u8>, ModulesError> {

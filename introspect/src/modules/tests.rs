@@ -157,6 +157,23 @@ fn a_broken_list_is_refused() {
 }
 
 #[test]
+fn modules_in_front_of_a_break_are_described() {
+    let mut guest = Guest::new(Form::Layouts);
+    let module = guest.module(LIVE);
+    let described = |guest: &Guest| {
+        let modules = Modules::new(&guest.btf()).expect("types of modules");
+        let head = guest.kernel.address_of("modules").expect("the list");
+        modules.described(&guest.memory, &Guest::paging(), head)
+    };
+    let found = described(&guest);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].address(), module);
+    assert!(!found[0].regions().is_empty() && found[0].symbols().is_empty());
+    guest.put(Guest::link(module), &0_u64.to_le_bytes());
+    assert_eq!(described(&guest), found);
+}
+
+#[test]
 fn numbers_that_are_too_large_cost_only_their_table() {
     let mut guest = Guest::new(Form::Memory);
     let module = guest.module(LIVE);

@@ -7,6 +7,8 @@ use super::*;
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const STACK: u64 = 0xffff_c900_0000_3000;
+/// The code of a tracer: the first instruction behind that of another function.
+const TRACER: u64 = TEXT + 0x200;
 const IPS: Gva = Gva(0xffff_ffff_8200_0000);
 
 /// The bytes of a rule.
@@ -189,6 +191,10 @@ impl StackSource for Fake {
         self.words.get(&at.0).copied()
     }
 
+    fn replaces_returns(&self, at: Gva) -> bool {
+        at.0 == TRACER
+    }
+
     fn displaced(&self, at: Gva) -> Option<Displaced> {
         self.injected.get(&at.0).copied()
     }
@@ -251,6 +257,43 @@ fn interrupted_code_has_its_own_registers() {
     words.push((STACK + 0x400, TEXT + 0x601));
     let expected = vec![TEXT + 0x200, TEXT, TEXT + 0x601];
     assert_eq!(Fake::new(&words).stack(at(0x200)), (expected, None));
+}
+
+#[test]
+fn call_through_a_null_pointer_has_its_caller() {
+    let mut words = registers(STACK, 0, 0x10, STACK + 0x400);
+    words.push((STACK + 0x400, TEXT + 0x601));
+    let expected = vec![TEXT + 0x200, 0, TEXT + 0x601];
+    assert_eq!(Fake::new(&words).stack(at(0x200)), (expected, None));
+    // A return to 0 is no such call.
+    let user = Some(Incomplete::NotKernel(Gva(0)));
+    let fake = Fake::new(&[(STACK, 0)]);
+    assert_eq!(fake.stack(at(0)), (vec![TEXT], user));
+}
+
+#[test]
+fn replaced_return_address_ends_the_stack() {
+    // The rule of the byte before would take the next word for a return address.
+    let fake = Fake::new(&[(STACK, TRACER), (STACK + 0x28, TEXT + 0x601)]);
+    let stack = unwind(&fake, at(0), 8);
+    let [first, tracer] = stack.frames[..] else {
+        panic!("two frames: {stack:?}")
+    };
+    assert_eq!((first.ip, tracer.ip), (Gva(TEXT), Gva(TRACER)));
+    assert!(!tracer.is_return_address);
+    assert_eq!(stack.incomplete, Some(Incomplete::Replaced(Gva(TRACER))));
+}
+
+#[test]
+fn interrupt_may_come_from_a_stack_below() {
+    let below = STACK - 0x1000;
+    let mut words = registers(STACK, TEXT, 0x10, below);
+    words.push((below, TEXT + 0x601));
+    let expected = vec![TEXT + 0x200, TEXT, TEXT + 0x601];
+    assert_eq!(Fake::new(&words).stack(at(0x200)), (expected, None));
+    let fake = Fake::new(&[(STACK, below), (below + 8, TEXT + 0x601)]);
+    let expected = vec![TEXT + 0x400, TEXT + 0x601];
+    assert_eq!(fake.stack(at(0x400)), (expected, None));
 }
 
 #[test]

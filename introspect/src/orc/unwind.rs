@@ -38,6 +38,9 @@ pub trait StackSource {
     /// The word in the kernel's memory at `at`, if readable.
     fn word(&self, at: Gva) -> Option<u64>;
 
+    /// Whether a tracer of the guest puts `at` on the stack in place of return addresses.
+    fn replaces_returns(&self, at: Gva) -> bool;
+
     /// If `at` is in injected code, the place that the code stands for.
     fn displaced(&self, at: Gva) -> Option<Displaced>;
 }
@@ -99,6 +102,9 @@ pub enum Incomplete {
     /// The rule needs a register whose value is not known.
     #[error("the unwind rule at {0} needs a register that is not known")]
     NoRegister(Gva),
+    /// The function does not return to its caller, but to a tracer of the guest, which knows the caller.
+    #[error("a tracer of the guest has replaced the return address by {0}")]
+    Replaced(Gva),
     /// The caller's frame lies below.
     #[error("the frame of the caller of {0} lies below its own")]
     WrongDirection(Gva),
@@ -117,10 +123,15 @@ pub fn unwind(source: &dyn StackSource, start: StartRegisters, limit: usize) -> 
             stack.incomplete = Some(Incomplete::TooMany(limit));
             return stack;
         }
+        let is_replaced = !at.interrupted && source.replaces_returns(Gva(at.ip));
         stack.frames.push(CodeFrame {
             ip: Gva(at.ip),
-            is_return_address: !at.interrupted,
+            is_return_address: !at.interrupted && !is_replaced,
         });
+        if is_replaced {
+            stack.incomplete = Some(Incomplete::Replaced(Gva(at.ip)));
+            return stack;
+        }
         let rule = match at.rule(source) {
             Some(rule) => {
                 unknown = 0;
@@ -230,11 +241,15 @@ impl Position {
             PreviousBp::FromPreviousSp(offset) => word(offset_by(sp, offset))?,
             PreviousBp::FromBp(offset) => word(offset_by(self.bp, offset))?,
         };
+        // An interrupt, and the change to the stack of interrupts, may come from a stack below that is as near.
+        let stays_on_stack = rule.kind == FrameKind::Call && rule.base != Base::SpIndirect;
         let is_below = caller_sp <= self.sp && self.sp - caller_sp < STACK_BYTES;
-        if is_below {
+        if stays_on_stack && is_below {
             return Err(Incomplete::WrongDirection(Gva(self.ip)));
         }
-        if ip < KERNEL_HALF {
+        // A fault at 0 is a call through a null pointer.
+        let is_null_call = ip == 0 && rule.interrupted;
+        if ip < KERNEL_HALF && !is_null_call {
             return Err(Incomplete::NotKernel(Gva(ip)));
         }
         let mut caller = Self {

@@ -1,13 +1,13 @@
 //! Interprets the block of code that computes a tracepoint's arguments.
 //!
 //! The block is the target of the tracepoint's jump label. The block reads the pointer to the tracepoint's functions, and if the pointer is not null,
-//! calls the functions with the arguments in the registers of a call:
+//! calls the functions with their data and the arguments in the registers of a call. The interpreter recognises the call by the data:
 //!
 //! ```text
 //!  block:  mov  rax, [funcs]            ◀── reads as a pointer that is not null
 //!          test rax, rax
 //!          je   back
-//!          mov  rdi, [rax + 8]          the functions' data
+//!          mov  rdi, [rax + 8]          ◀── the functions' data, which reads as a value of the interpreter
 //!          mov  rsi, rbx                argument 0
 //!          call __SCT__tp_func_NAME     ◀── the interpreter stops: rsi, rdx, rcx, r8, r9, and the stack
 //! ```
@@ -29,6 +29,10 @@ const MAX_STEPS: usize = 256;
 const MAX_WRITTEN_BYTES: usize = 512;
 const MAX_INSTRUCTION_BYTES: usize = 15;
 const WORD_BYTES: u64 = 8;
+/// The offset of the data in an entry of the list of functions.
+const DATA_OFFSET: u64 = 8;
+/// The data of the first function. A call without the data is a call of the compiler's, for instance of a sanitizer.
+const DATA: u64 = 0x6d79_da7a_6d79_da7a;
 
 /// The block of a tracepoint's site, at run-time addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +111,6 @@ impl ArgumentBlock {
             rflags: snapshot.rflags,
             gs: snapshot.gs,
             funcs: self.funcs,
-            has_read_funcs: false,
             written: BTreeMap::new(),
             read,
         };
@@ -115,7 +118,7 @@ impl ArgumentBlock {
             let decoded = cpu.instruction()?;
             let instruction = decoded.instruction();
             let is_call = instruction.is_call_near() || instruction.is_call_near_indirect();
-            if cpu.has_read_funcs && is_call {
+            if is_call && cpu.gpr(Gpr::Rdi) == DATA {
                 return Ok(cpu.passed());
             }
             let (at, text) = (decoded.at(), || decoded.text());
@@ -142,7 +145,6 @@ struct Interpreter<'r> {
     rflags: u64,
     gs: u64,
     funcs: Gva,
-    has_read_funcs: bool,
     /// The bytes that the block has written.
     written: BTreeMap<Gva, u8>,
     read: &'r mut dyn FnMut(Gva, &mut [u8]) -> bool,
@@ -179,9 +181,12 @@ impl Interpreter<'_> {
     fn load(&mut self, at: Gva, buf: &mut [u8]) -> bool {
         let len = buf.len() as u64;
         if at == self.funcs && len == WORD_BYTES {
-            self.has_read_funcs = true;
-            // Any readable memory serves as the list of functions: its contents are passed on as data only.
+            // Any readable memory serves as the list of functions.
             buf.copy_from_slice(&self.funcs.0.to_le_bytes());
+            return true;
+        }
+        if at == self.funcs.wrapping_add(DATA_OFFSET) && len == WORD_BYTES {
+            buf.copy_from_slice(&DATA.to_le_bytes());
             return true;
         }
         if !(self.read)(at, buf) {
@@ -328,6 +333,21 @@ mod tests {
         .concat();
         let arguments = run(&code, gprs()).expect("known");
         assert_eq!(arguments, [0xb0, 7, 0xc0, 0x80, 0, 0xc0]);
+    }
+
+    #[test]
+    fn a_call_without_the_data_of_the_function_is_not_the_call_of_the_tracepoint() {
+        let code = [
+            &load_funcs(0)[..],
+            // lea rdi, [rax + 8]; call over the next instruction, as a sanitizer does; jmp over the function; ret
+            &[0x48, 0x8d, 0x78, 8, 0xe8, 2, 0, 0, 0, 0xeb, 1, 0xc3],
+            // mov rdi, [rax + 8]; mov rsi, rbx; call
+            &[0x48, 0x8b, 0x78, 8, 0x48, 0x89, 0xde, 0xe8, 0, 0, 0, 0],
+        ]
+        .concat();
+        let mut gprs = gprs();
+        gprs[Gpr::Rsi.number()] = 0xbad;
+        assert_eq!(run(&code, gprs).expect("known")[0], 0xb0);
     }
 
     #[test]

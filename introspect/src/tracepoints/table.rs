@@ -50,8 +50,10 @@ pub struct Tracepoint {
     pub name: Arc<str>,
     /// The address of the pointer to the functions that the tracepoint calls, null while it is off.
     pub funcs: Gva,
-    /// In the order of their addresses.
-    pub sites: Vec<TracepointSite>,
+    /// In the order of their addresses. Shared, because a broken file may have many events for a tracepoint.
+    pub sites: Arc<[TracepointSite]>,
+    /// Whether the kernel calls a function when the guest switches the tracepoint on. Most such functions open the way to the sites.
+    pub is_prepared: bool,
 }
 
 /// All tracepoints of a kernel that are events of ftrace.
@@ -96,6 +98,16 @@ struct Layout {
     key: u64,
     /// Of the functions in `tracepoint`.
     funcs: u64,
+    prepare: Prepare,
+}
+
+/// Where a tracepoint has the function that prepares its sites: null for most.
+enum Prepare {
+    /// At the offset in `tracepoint`.
+    Inside(u64),
+    /// At the second offset in the structure whose address is at the first offset in `tracepoint`; no tracepoint without a function has
+    /// the structure.
+    Behind(u64, u64),
 }
 
 impl Layout {
@@ -110,7 +122,26 @@ impl Layout {
             system: offset("trace_event_class", "system")?,
             key: offset("tracepoint", "key")?,
             funcs: offset("tracepoint", "funcs")?,
+            prepare: match offset("tracepoint", "regfunc") {
+                Some(at) => Prepare::Inside(at),
+                None => Prepare::Behind(
+                    offset("tracepoint", "ext")?,
+                    offset("tracepoint_ext", "regfunc")?,
+                ),
+            },
         })
+    }
+
+    fn is_prepared(&self, image: ImageReader<'_>, tracepoint: Gva) -> bool {
+        let is_there = |at| image.number(at, 8).is_some_and(|pointer| pointer != 0);
+        match self.prepare {
+            Prepare::Inside(at) => is_there(tracepoint.wrapping_add(at)),
+            Prepare::Behind(holder, at) => {
+                let holder = tracepoint.wrapping_add(holder);
+                let found = is_there(holder).then(|| image.pointer(holder)).flatten();
+                found.is_some_and(|found| is_there(found.wrapping_add(at)))
+            }
+        }
     }
 
     fn events(
@@ -126,13 +157,16 @@ impl Layout {
             // The event of a system call has no tracepoint.
             let symbol = symbols.resolve(at).filter(|found| found.offset == 0)?;
             let name = symbol.symbol.name.strip_prefix(VARIABLE)?.to_owned();
+            is_name(&name).then_some(())?;
             let class = image.pointer(call.wrapping_add(self.class))?;
             let system = image.text(image.pointer(class.wrapping_add(self.system))?)?;
+            is_name(&system).then_some(())?;
             let key = at.wrapping_add(self.key);
             let tracepoint = Tracepoint {
                 name: name.as_str().into(),
                 funcs: at.wrapping_add(self.funcs),
                 sites: sites.get(&key).cloned().unwrap_or_default(),
+                is_prepared: self.is_prepared(image, at),
             };
             Some((format!("{system}:{name}"), tracepoint))
         };
@@ -143,12 +177,18 @@ impl Layout {
     }
 }
 
+/// Whether `text` can be a group or a name: colons and `@` would be parts of a probe's name.
+fn is_name(text: &str) -> bool {
+    let is_usual = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    !text.is_empty() && text.chars().all(is_usual)
+}
+
 /// The sites of each key.
-fn sites(image: ImageReader<'_>, symbols: &SymbolTable) -> BTreeMap<Gva, Vec<TracepointSite>> {
+fn sites(image: ImageReader<'_>, symbols: &SymbolTable) -> BTreeMap<Gva, Arc<[TracepointSite]>> {
     let mut sites: BTreeMap<Gva, Vec<TracepointSite>> = BTreeMap::new();
     let [start, stop] = JUMPS.map(|label| symbols.address_of(label));
     let Some((start, stop)) = start.zip(stop) else {
-        return sites;
+        return BTreeMap::new();
     };
     let jumps = stop.offset_from(start).unwrap_or(0) / JUMP_BYTES;
     for number in 0..jumps.min(MAX_JUMPS) {
@@ -157,10 +197,11 @@ fn sites(image: ImageReader<'_>, symbols: &SymbolTable) -> BTreeMap<Gva, Vec<Tra
             sites.entry(key).or_default().push(site);
         }
     }
-    for sites in sites.values_mut() {
+    let in_order = |(key, mut sites): (Gva, Vec<TracepointSite>)| {
         sites.sort_unstable();
-    }
-    sites
+        (key, sites.into())
+    };
+    sites.into_iter().map(in_order).collect()
 }
 
 fn jump(image: ImageReader<'_>, entry: Gva) -> Option<(Gva, TracepointSite)> {
@@ -225,7 +266,8 @@ mod tests {
         }
     }
 
-    fn types() -> Btf {
+    /// The types of a kernel whose tracepoints have a structure for rare members, or not.
+    fn types(is_extended: bool) -> Btf {
         let mut blob = Blob::new();
         let long = blob.int("long", 8);
         let inner =
@@ -236,12 +278,19 @@ mod tests {
             &[("class", long, 16), ("", inner, 24)],
         );
         blob.structure("trace_event_class", 64, &[("system", long, 0)]);
-        blob.structure("tracepoint", 64, &[("key", long, 8), ("funcs", long, 40)]);
+        let key = [("key", long, 8), ("funcs", long, 40)];
+        let prepare = if is_extended { "ext" } else { "regfunc" };
+        blob.structure("tracepoint", 64, &[key[0], (prepare, long, 24), key[1]]);
+        blob.structure("tracepoint_ext", 64, &[("regfunc", long, 8)]);
         Btf::parse(blob.finish()).expect("types")
     }
 
-    /// Two events, one without a tracepoint, and three jump labels, of which two have the tracepoint's key.
     fn read(types: &Btf) -> Tracepoints {
+        read_changed(types, |_| ())
+    }
+
+    /// Two events, one without a tracepoint, and three jump labels, of which two have the tracepoint's key; with a change.
+    fn read_changed(types: &Btf, change: impl FnOnce(&mut Image)) -> Tracepoints {
         let mut image = Image(vec![0; 0x1000]);
         image.pointer(0, CALL);
         image.pointer(8, CALL + 0x40);
@@ -260,6 +309,7 @@ mod tests {
             let distance = key.wrapping_sub(entry + 8) | 1;
             image.put(entry + 8, &distance.to_le_bytes());
         }
+        change(&mut image);
         let mut symbols = SymbolTableBuilder::new();
         for (name, at) in [
             ("__start_ftrace_events", 0),
@@ -275,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_tracepoint_has_its_group_and_the_sites_of_its_key() {
-        let all = read(&types());
+        let all = read(&types(false));
         assert_eq!(
             all.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             ["sched:sched_switch"]
@@ -287,7 +337,49 @@ mod tests {
             at: Gva(BASE + at),
             block: Gva(BASE + at + 0x40),
         };
-        assert_eq!(found.sites, [site(0x800), site(0x900)]);
+        assert_eq!(*found.sites, [site(0x800), site(0x900)]);
+        assert!(!found.is_prepared);
+    }
+
+    #[test]
+    fn a_tracepoint_with_a_function_for_its_switching_on_is_prepared() {
+        let is_prepared = |is_extended, change: &dyn Fn(&mut Image)| {
+            let all = read_changed(&types(is_extended), |image| change(image));
+            all.get("sched:sched_switch").expect("there").is_prepared
+        };
+        let member = TRACEPOINT + 24;
+        assert!(is_prepared(false, &|image| image.pointer(member, 0x900)));
+        // The structure for rare members, without and with the function.
+        assert!(!is_prepared(true, &|_| ()));
+        assert!(!is_prepared(true, &|image| image.pointer(member, 0xb00)));
+        assert!(is_prepared(true, &|image| {
+            image.pointer(member, 0xb00);
+            image.pointer(0xb08, 0x900);
+        }));
+    }
+
+    #[test]
+    fn events_share_the_sites_of_their_tracepoint() {
+        let all = read_changed(&types(false), |image| {
+            // The second event is of another group, and of the same tracepoint.
+            image.pointer(CALL + 0x40 + 16, CLASS + 8);
+            image.pointer(CALL + 0x40 + 24, TRACEPOINT);
+            image.pointer(CLASS + 8, 0x2a0);
+            image.put(0x2a0, b"other\0");
+        });
+        let sites = |name| &all.get(name).expect("there").sites;
+        assert!(Arc::ptr_eq(
+            sites("sched:sched_switch"),
+            sites("other:sched_switch")
+        ));
+    }
+
+    #[test]
+    fn a_group_whose_name_is_none_is_left_out() {
+        for name in [b"a:b\0\0", b"a@b\0\0", b"\x1b[2J\0", b"\0\0\0\0\0"] {
+            let all = read_changed(&types(false), |image| image.put(0x280, name));
+            assert_eq!(all.iter().count(), 0, "{name:?}");
+        }
     }
 
     #[test]

@@ -90,6 +90,10 @@ impl Crashes {
     fn frames(&self, vcpu: &mut dyn Vcpu, regs: &vmm::kvm_regs) -> Result<Vec<Frame>, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let stack = self.stacks.of(&paging, regs);
+        if let Some(why) = &stack.incomplete {
+            self.reporter
+                .note(None, format!("the stack of the panic ends early: {why}"));
+        }
         // The first frame is `panic` itself.
         let callers = stack.frames.into_iter().skip(1).take(MAX_FRAMES);
         let frames: Vec<Frame> = callers

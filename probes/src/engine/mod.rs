@@ -209,10 +209,10 @@ impl Engine {
         self.detour.is_laid()
     }
 
-    /// Whether `at` is in the detour region.
+    /// Whether `at` is in the detour region, or in the kernel's entry that leads from an `int3` to the region.
     #[must_use]
     pub fn is_in_detour(&self, at: Gva) -> bool {
-        self.detour.maps(at)
+        self.detour.maps(at) || self.detour.is_before_lookup(at)
     }
 
     /// Arms the probes of a kernel loaded at its link address, before the kernel's first instruction.

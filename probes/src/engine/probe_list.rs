@@ -9,6 +9,7 @@ use events::{ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig};
 
 use crate::ResolveError;
+use crate::arguments::ArgumentSource;
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::EngineAction;
 use crate::engine::interest::{Counted, Interest, interests};
@@ -107,8 +108,10 @@ impl ProbeList {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),
                 };
-                let arguments = place.as_ref().map(|place| place.arguments);
-                let arguments = arguments.unwrap_or_default();
+                let arguments = match &place {
+                    Some(place) => place.arguments,
+                    None => ArgumentSource::of_kind(spec.kind),
+                };
                 let signature = place
                     .as_ref()
                     .and_then(|place| signature_for(&self.running.kernel, &name, &purpose, place));
@@ -118,7 +121,7 @@ impl ProbeList {
                     .with_arguments(arguments)
                     .typed(signature)
                     .with_stack(*stack);
-                self.running.prepare_programs(&probe);
+                self.running.prepare(&probe);
                 if let Some(why) = why {
                     let state = match why {
                         Refusal::NotLoaded(_) => ProbeState::Pending,

@@ -281,10 +281,8 @@ impl Records {
         let signature = probe.signature();
         // An address that the guest has not mapped has no bytes: the arguments are 0 then, and the parameters have no values.
         let arguments = probe.arguments.read(hit);
-        if let Some(Err(why)) = &arguments
-            && !probe.unread.swap(true, Ordering::Relaxed)
-        {
-            self.reporter.note(Some(probe), why.to_string());
+        if let Some(Err(why)) = &arguments {
+            self.reporter.tell_unread(probe, why);
         }
         let arguments = arguments.map(Result::ok);
         let read = arguments.map(Option::unwrap_or_default);

@@ -3,6 +3,7 @@
 //! A stack is read at an exit, on the vCPU's thread, before the instruction is executed: the vCPU itself cannot change the stack
 //! meanwhile. The rules of the kernel come from its file, those of a module from guest memory. Details: `docs/stacks.md`.
 
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,9 +21,21 @@ use crate::engine::running::Running;
 const MAX_FRAMES: usize = 64;
 /// The most modules whose symbols are kept.
 const MAX_MODULES: usize = 64;
+/// The most symbols that are kept: some 64 MB. The largest module has 60 000.
+const MAX_SYMBOLS: usize = 1 << 19;
+/// The most modules whose symbols are read for one stack, which the vCPU waits for. The kernel's own stacks pass through a few modules.
+const MAX_READ: usize = 16;
 /// The kernel's list of the users of ftrace, and its last entry.
 const FTRACE_USERS: &str = "ftrace_ops_list";
 const LAST_FTRACE_USER: &str = "ftrace_list_end";
+/// The code to which functions return under the guest's own tracers: function graph tracing, and probes on returns by the names since
+/// 5.18 and before.
+const TRACERS: [&str; 4] = [
+    "return_to_handler",
+    "arch_rethook_trampoline",
+    "__kretprobe_trampoline",
+    "kretprobe_trampoline",
+];
 /// The kernel's list of modules.
 const MODULES: &str = "modules";
 
@@ -46,8 +59,25 @@ impl Stack {
 pub(crate) struct Stacks {
     pub(crate) running: Arc<Running>,
     pub(crate) detour: Arc<Detour>,
-    /// Modules with their symbols, by the addresses of their `struct module`.
-    pub(crate) named: Mutex<HashMap<Gva, Arc<Module>>>,
+    pub(crate) named: Mutex<NamedModules>,
+}
+
+/// Modules with their symbols, by the addresses of their `struct module`.
+#[derive(Debug, Default)]
+pub(crate) struct NamedModules {
+    modules: HashMap<Gva, Arc<Module>>,
+    symbols: usize,
+}
+
+impl NamedModules {
+    /// Keeps `module` with this number of symbols; drops the others if there are too many.
+    fn keep(&mut self, module: Arc<Module>, symbols: usize) {
+        if self.modules.len() >= MAX_MODULES || self.symbols + symbols > MAX_SYMBOLS {
+            *self = Self::default();
+        }
+        self.symbols += symbols;
+        self.modules.insert(module.address(), module);
+    }
 }
 
 impl Stacks {
@@ -66,6 +96,8 @@ impl Stacks {
             stacks: self,
             paging,
             table,
+            modules: OnceCell::new(),
+            read: Cell::new(0),
         };
         let stack = unwind(&view, start(regs), MAX_FRAMES);
         Stack {
@@ -78,33 +110,29 @@ impl Stacks {
         }
     }
 
-    /// The module whose code is at `at`, without symbols.
-    fn module_at(&self, paging: &PagingState, at: Gva) -> Option<Module> {
+    /// The modules on the kernel's list, without symbols.
+    fn modules(&self, paging: &PagingState) -> Option<Vec<Module>> {
         let modules = self.running.kernel.modules().ok()?;
         let slide = self.running.located.get()?.slide.cast_unsigned();
         let head = self.running.kernel.symbols().address_of(MODULES)?;
         let memory = self.running.planter.own();
-        let found = modules.holding(&memory, paging, head.wrapping_add(slide), at);
-        found.ok().flatten()
+        Some(modules.described(&memory, paging, head.wrapping_add(slide)))
     }
 
-    /// `module` with its symbols, which are read once.
+    /// `module` with its symbols, if they are known.
+    fn known(&self, module: &Module) -> Option<Arc<Module>> {
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = named.modules.get(&module.address());
+        known.filter(|known| known.is_same_load(module)).cloned()
+    }
+
+    /// Reads the symbols of `module`.
     fn with_symbols(&self, paging: &PagingState, module: &Module) -> Option<Arc<Module>> {
-        let address = module.address();
-        let named = || self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = named().get(&address)
-            && known.is_same_load(module)
-        {
-            return Some(Arc::clone(known));
-        }
         let modules = self.running.kernel.modules().ok()?;
-        let read = modules.read_one(&self.running.planter.own(), paging, address);
+        let read = modules.read_one(&self.running.planter.own(), paging, module.address());
         let read = Arc::new(read.ok()?);
-        let mut named = named();
-        if named.len() >= MAX_MODULES {
-            named.clear();
-        }
-        named.insert(address, Arc::clone(&read));
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.keep(Arc::clone(&read), read.symbols().len());
         Some(read)
     }
 }
@@ -128,9 +156,20 @@ struct StackView<'s> {
     stacks: &'s Stacks,
     paging: &'s PagingState,
     table: &'s OrcTable,
+    /// Read once, for the first frame outside the kernel's image: a false list may be long.
+    modules: OnceCell<Vec<Module>>,
+    /// The number of modules whose symbols have been read for this stack.
+    read: Cell<usize>,
 }
 
 impl StackView<'_> {
+    /// The module whose code is at `at`, without symbols.
+    fn module_at(&self, at: Gva) -> Option<&Module> {
+        let read = || self.stacks.modules(self.paging).unwrap_or_default();
+        let mut modules = self.modules.get_or_init(read).iter();
+        modules.find(|module| module.holds_code(at))
+    }
+
     /// The link-time address of `at`, if the kernel's image has code there.
     fn linked(&self, at: Gva) -> Option<Gva> {
         let running = &self.stacks.running;
@@ -165,6 +204,15 @@ impl StackView<'_> {
         }
     }
 
+    /// `module` with its symbols, which are read once.
+    fn with_symbols(&self, module: &Module) -> Option<Arc<Module>> {
+        self.stacks.known(module).or_else(|| {
+            self.read.set(self.read.get() + 1);
+            let may_read = self.read.get() <= MAX_READ;
+            may_read.then(|| self.stacks.with_symbols(self.paging, module))?
+        })
+    }
+
     fn kernel_symbol(&self, linked: Gva, frame: CodeFrame) -> Option<String> {
         let running = &self.stacks.running;
         let symbol = running.kernel.symbols().resolve(linked)?.symbol;
@@ -173,11 +221,11 @@ impl StackView<'_> {
     }
 
     fn module_symbol(&self, at: Gva, frame: CodeFrame) -> (Option<String>, Option<String>) {
-        let Some(module) = self.stacks.module_at(self.paging, at) else {
+        let Some(module) = self.module_at(at) else {
             return (None, None);
         };
         let name = Some(module.name().to_owned());
-        let Some(module) = self.stacks.with_symbols(self.paging, &module) else {
+        let Some(module) = self.with_symbols(module) else {
             return (None, name);
         };
         let symbols = module.symbols();
@@ -201,7 +249,7 @@ impl StackSource for StackView<'_> {
         if let Some(linked) = self.linked(at) {
             return self.table.rule(linked);
         }
-        let Some(module) = self.stacks.module_at(self.paging, at) else {
+        let Some(module) = self.module_at(at) else {
             return self.trampoline_rule(at);
         };
         let memory = self.stacks.running.planter.own();
@@ -213,11 +261,45 @@ impl StackSource for StackView<'_> {
         self.stacks.running.word(self.paging, at)
     }
 
+    fn replaces_returns(&self, at: Gva) -> bool {
+        let symbols = self.stacks.running.kernel.symbols();
+        let linked = self.linked(at);
+        linked.is_some_and(|linked| {
+            TRACERS
+                .iter()
+                .any(|name| symbols.address_of(name) == Some(linked))
+        })
+    }
+
     fn displaced(&self, at: Gva) -> Option<Displaced> {
         let laid = self.stacks.detour.laid_at(at)?;
         let mut code = vec![0; laid.len];
         let memory = &self.stacks.running.planter;
         read_virt(memory, self.paging, laid.entry, &mut code).ok()?;
         laid.displaced_at(&code, at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_symbols_and_modules_have_limits() {
+        let mut named = NamedModules::default();
+        let mut number = 0;
+        let mut keep = |named: &mut NamedModules, symbols| {
+            number += 1;
+            let module = Module::with_regions(Gva(number), "m", Vec::new());
+            named.keep(Arc::new(module), symbols);
+            (named.modules.len(), named.symbols)
+        };
+        assert_eq!(keep(&mut named, MAX_SYMBOLS / 2), (1, MAX_SYMBOLS / 2));
+        assert_eq!(keep(&mut named, MAX_SYMBOLS / 2), (2, MAX_SYMBOLS));
+        assert_eq!(keep(&mut named, 1), (1, 1));
+        for kept in 2..=MAX_MODULES {
+            assert_eq!(keep(&mut named, 0), (kept, 1));
+        }
+        assert_eq!(keep(&mut named, 0), (1, 0));
     }
 }

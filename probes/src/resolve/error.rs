@@ -83,9 +83,7 @@ pub enum ResolveProblem {
         pattern: String,
     },
     /// The kernel's tables of tracepoints cannot be read.
-    #[error(
-        "the kernel has no type information (BTF), which its tables of tracepoints need: {why}"
-    )]
+    #[error("the kernel's tracepoints cannot be found: {why}")]
     NoTracepoints {
         /// The missing information.
         why: String,
@@ -105,7 +103,7 @@ pub enum ResolveProblem {
         name: String,
     },
     /// Too many functions match a glob.
-    #[error("it stands for more than {most} functions")]
+    #[error("it stands for more than {most} places")]
     TooMany {
         /// The limit.
         most: usize,

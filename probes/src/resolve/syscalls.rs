@@ -7,8 +7,8 @@ use introspect::Symbol;
 use manifest::{Location, ProbeSpec};
 
 use super::{
-    NEAR_NAMES, Place, Refusal, ResolveProblem, Resolved, function, is_function, place,
-    with_location,
+    MAX_GLOB_MATCHES, NEAR_NAMES, Place, Refusal, ResolveProblem, Resolved, function, is_function,
+    place, with_location,
 };
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
@@ -73,6 +73,11 @@ fn matches(
         };
         if !is_function(kernel, &symbol) || !is_implemented(&symbol) || name == NOT_IMPLEMENTED {
             continue;
+        }
+        if found.len() == MAX_GLOB_MATCHES {
+            return Err(ResolveProblem::TooMany {
+                most: MAX_GLOB_MATCHES,
+            });
         }
         let location = Location::Symbol {
             name: name.to_owned(),

@@ -6,21 +6,31 @@ use introspect::glob_matches;
 use introspect::tracepoints::{Tracepoint, TracepointSite, Tracepoints};
 use manifest::{Location, ProbeSpec};
 
-use super::{MAX_GLOB_MATCHES, NEAR_NAMES, Refusal, ResolveProblem, Resolved, place};
+use super::{NEAR_NAMES, Refusal, ResolveProblem, Resolved, place};
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
+
+/// The reason against a tracepoint whose site may not be reached: its count of 0 would say nothing.
+const PREPARED: &str = "the kernel calls a function when the guest switches this tracepoint on, and may not pass it before; for system calls, write syscall:NAME";
+/// Stock kernels have some thousand sites. The check of each reads its function from the beginning.
+const MAX_SITES: usize = 10_000;
 
 /// The sites of the tracepoints that `spec` means.
 pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>, ResolveProblem> {
     let known = kernel
         .tracepoints()
         .map_err(|why| ResolveProblem::NoTracepoints {
-            why: why.to_string(),
+            why: format!("it has no type information (BTF): {why}"),
         })?;
-    let mut found = Vec::new();
-    match &spec.location {
+    if known.iter().next().is_none() {
+        return Err(ResolveProblem::NoTracepoints {
+            why: "its symbols do not name them (CONFIG_TRACEPOINTS, CONFIG_KALLSYMS_ALL)"
+                .to_owned(),
+        });
+    }
+    let named: Vec<(&str, &Tracepoint)> = match &spec.location {
         Location::Symbol { name, .. } => match known.get(name) {
-            Some(tracepoint) => found.extend(sites(kernel, spec, name, tracepoint)),
+            Some(tracepoint) => vec![(name, tracepoint)],
             None => {
                 return Err(ResolveProblem::NoTracepoint {
                     name: name.clone(),
@@ -30,22 +40,24 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
         },
         Location::Glob(pattern) => {
             let all = known.iter();
-            for (name, tracepoint) in all.filter(|(name, _)| glob_matches(pattern, name)) {
-                found.extend(sites(kernel, spec, name, tracepoint));
-            }
+            all.filter(|(name, _)| glob_matches(pattern, name))
+                .collect()
         }
         Location::Address(address) => {
             return Err(ResolveProblem::NotCode { address: *address });
         }
-    }
-    match found.len() {
+    };
+    // The sites are counted first: a broken file may have a million sites for each of many events.
+    let number = named.iter().map(|(_, tracepoint)| tracepoint.sites.len());
+    match number.fold(0, usize::saturating_add) {
         0 => Err(ResolveProblem::NoTracepointSite {
             name: spec.to_string(),
         }),
-        MAX_GLOB_MATCHES.. => Err(ResolveProblem::TooMany {
-            most: MAX_GLOB_MATCHES,
-        }),
-        _ => Ok(found),
+        MAX_SITES.. => Err(ResolveProblem::TooMany { most: MAX_SITES }),
+        _ => Ok(named
+            .into_iter()
+            .flat_map(|(name, tracepoint)| sites(kernel, spec, name, tracepoint))
+            .collect()),
     }
 }
 
@@ -78,6 +90,9 @@ fn place_of(
     tracepoint: &Tracepoint,
     site: &TracepointSite,
 ) -> Result<place::Place, Refusal> {
+    if tracepoint.is_prepared {
+        return Err(Refusal::Unsuitable(PREPARED.to_owned()));
+    }
     let unsuitable = |problem: ResolveProblem| Refusal::Unsuitable(problem.to_string());
     let within = kernel.symbols().resolve(site.at);
     let within = within.ok_or_else(|| unsuitable(ResolveProblem::NotCode { address: site.at }))?;

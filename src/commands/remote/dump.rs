@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use dump::sparse::{self, News};
 use dump::{SparseFile, sparse::ReceiveError};
+use files::{Opened, Replacement};
 
 use super::connect::connect;
 use super::error::RemoteError;
@@ -20,8 +21,8 @@ const UPDATE: Duration = Duration::from_millis(100);
 pub(crate) fn dump(args: &DumpArgs) -> Result<Exit, RemoteError> {
     let path = args.file.clone();
     // The file first: a wrong path costs the guest no pause.
-    let file = files::create(&path);
-    let file = file.map_err(|source| RemoteError::Create {
+    let new = Replacement::create(&path);
+    let new = new.map_err(|source| RemoteError::Create {
         path: path.clone(),
         source,
     })?;
@@ -29,7 +30,11 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<Exit, RemoteError> {
         path: path.clone(),
         source,
     };
-    let file = SparseFile::new(file).map_err(|error| incomplete(ReceiveError::Write(error)))?;
+    let unwritten = |error| incomplete(ReceiveError::Write(error));
+    let file = match new.output().map_err(unwritten)? {
+        Opened::Regular(file) => SparseFile::regular(file),
+        Opened::Stream(file) => SparseFile::stream(file),
+    };
     let began = Instant::now();
     let mut frames = connect(&args.run)?.dump(args.pause_limit)?;
     let news = Shown {
@@ -39,6 +44,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<Exit, RemoteError> {
     let received = sparse::receive(&mut frames, file, u64::MAX, &news);
     news.progress.clear();
     let bytes = received.map_err(incomplete)?;
+    new.finish().map_err(unwritten)?;
     say(format_args!(
         "hyprobe: {}: {} MiB of the guest, which was paused for {:.1} s",
         printable(&path.to_string_lossy()),

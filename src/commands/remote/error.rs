@@ -28,7 +28,7 @@ pub(crate) enum RemoteError {
         source: CreateError,
     },
     /// The dump is not complete.
-    #[error("cannot dump the guest into {path}, which is empty now")]
+    #[error("cannot dump the guest into {path}")]
     Dump {
         /// The file.
         path: PathBuf,

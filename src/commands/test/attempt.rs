@@ -18,6 +18,7 @@ use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
 use crate::panics::Since;
 use crate::report::printable;
+use crate::run::crash_dump::CrashDump;
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
@@ -120,7 +121,9 @@ fn boot(
     dump: Option<Result<&CoreDump<'_>, &CreateError>>,
 ) -> Result<(Summary, Vec<Verdict>), TestError> {
     let dump = match dump {
-        Some(Ok(dump)) => Some(dump.file.writer().map_err(TestError::Core)?),
+        Some(Ok(dump)) => Some(CrashDump::File(
+            dump.file.writer().map_err(TestError::Core)?,
+        )),
         Some(Err(error)) => return Err(TestError::Core(io::Error::other(error.to_string()))),
         None => None,
     };

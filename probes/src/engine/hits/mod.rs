@@ -147,7 +147,7 @@ impl Hits {
         }
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
-            if !self.running.lets_by(&mut hit, probe) {
+            if !self.running.lets_by(&mut hit, probe, &self.reporter) {
                 continue;
             }
             probe.counters.count_hit();
@@ -155,7 +155,8 @@ impl Hits {
                 Purpose::Trace => self.records.tell_hit(&mut hit, probe, (*ip).into())?,
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
-                    self.running.add_value(&mut hit, probe, aggregated);
+                    self.running
+                        .add_value(&mut hit, probe, aggregated, &self.reporter);
                 }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),

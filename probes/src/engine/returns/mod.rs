@@ -127,7 +127,8 @@ impl Returns {
                 ReturnAction::Trace => self.records.tell_return(hit, &call)?,
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => {
-                    self.running.add_value(hit, &call.probe, aggregated);
+                    self.running
+                        .add_value(hit, &call.probe, aggregated, &self.reporter);
                 }
             }
             if is_at_slot {

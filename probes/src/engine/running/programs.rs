@@ -5,7 +5,8 @@ use introspect::{PerCpu, read_virt};
 use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
-use crate::arguments::ArgumentSource;
+use crate::arguments::Unread;
+use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
 use crate::registry::Probe;
@@ -15,16 +16,23 @@ use crate::registry::Probe;
 struct Seen<'e, 'h, 'v> {
     running: &'e Running,
     hit: &'h mut HitContext<'v>,
-    arguments: ArgumentSource,
+    probe: &'e Probe,
+    /// The arguments that are in no register, once they were needed.
+    arguments: Option<Result<[u64; 6], Unread>>,
 }
 
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
-        if let Operand::Argument(argument) = operand
-            && let Some(arguments) = self.arguments.read(self.hit)
-        {
+        if let Operand::Argument(argument) = operand {
+            if self.arguments.is_none() {
+                self.arguments = self.probe.arguments.read(self.hit);
+            }
             let number = usize::from(argument.number());
-            return arguments.map_or(0, |arguments| arguments.get(number).copied().unwrap_or(0));
+            match &self.arguments {
+                Some(Ok(arguments)) => return arguments.get(number).copied().unwrap_or(0),
+                Some(Err(_)) => return 0,
+                None => (),
+            }
         }
         if let Some(register) = operand.register() {
             return register_value(&self.hit.regs, register);
@@ -40,7 +48,23 @@ impl Values for Seen<'_, '_, '_> {
     }
 }
 
-impl Seen<'_, '_, '_> {
+impl<'e, 'h, 'v> Seen<'e, 'h, 'v> {
+    const fn new(running: &'e Running, hit: &'h mut HitContext<'v>, probe: &'e Probe) -> Self {
+        Self {
+            running,
+            hit,
+            probe,
+            arguments: None,
+        }
+    }
+
+    /// Says so if the program has got 0 for arguments that cannot be read.
+    fn tell_unread(&self, reporter: &Reporter) {
+        if let Some(Err(why)) = &self.arguments {
+            reporter.tell_unread(self.probe, why);
+        }
+    }
+
     /// Reads a per-CPU variable. `None` if the variable's location is unknown, or the kernel has not booted far enough.
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
@@ -55,16 +79,19 @@ impl Seen<'_, '_, '_> {
 
 impl Running {
     /// Whether the filter of `probe` accepts the execution at `hit`.
-    pub(crate) fn lets_by(&self, hit: &mut HitContext<'_>, probe: &Probe) -> bool {
+    pub(crate) fn lets_by(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        reporter: &Reporter,
+    ) -> bool {
         let Some(filtered) = &probe.filter else {
             return true;
         };
         let vcpu = hit.vcpu();
-        let lets_by = filtered.filter.holds(&mut Seen {
-            running: self,
-            hit,
-            arguments: probe.arguments,
-        });
+        let mut seen = Seen::new(self, hit, probe);
+        let lets_by = filtered.filter.holds(&mut seen);
+        seen.tell_unread(reporter);
         filtered.decided(vcpu, lets_by);
         if !lets_by {
             probe.counters.count_exit();
@@ -78,17 +105,21 @@ impl Running {
         hit: &mut HitContext<'_>,
         probe: &Probe,
         aggregated: &Aggregated,
+        reporter: &Reporter,
     ) {
-        let mut seen = Seen {
-            running: self,
-            hit,
-            arguments: probe.arguments,
-        };
+        let mut seen = Seen::new(self, hit, probe);
         aggregated.add(seen.value(aggregated.aggregate.of()));
+        seen.tell_unread(reporter);
     }
 
-    /// Looks up the kernel's per-CPU variables for programs, before the guest has to wait for the look-up.
-    pub(crate) fn prepare_programs(&self, probe: &Probe) {
+    /// Looks up the kernel's per-CPU variables for programs, and what stacks need of the kernel's file, before the guest has to wait for the
+    /// look-up. The results are for later: errors are reported at hits.
+    pub(crate) fn prepare(&self, probe: &Probe) {
+        if probe.has_stack {
+            let _ = self.kernel.unwind_rules();
+            let _ = self.kernel.modules();
+            self.kernel.trampolines();
+        }
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
         let compared = conditions.map(|condition| condition.operand);
         let added = probe.purpose.aggregated().map(|it| it.aggregate.of());

@@ -35,6 +35,8 @@ fn rig(probes: &[ProbeConfig<EngineAction>]) -> (Rig, Gva, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("__x64_sys_f", &PLAIN);
     let site = kernel.function("g", &PLAIN).wrapping_add(1);
+    // No instruction in 64-bit mode.
+    kernel.function("__x64_sys_bad", &[0x06]);
     let memory = memory_of(&kernel, TEXT_GPA, TEXT_ENTRY);
     let rig = Rig::unarmed(memory, &kernel, &[], ABILITIES);
     rig.engine.arm_loaded(&rig.paused).expect("armed");
@@ -119,6 +121,17 @@ fn a_return_is_chosen_by_the_arguments_of_its_call() {
 }
 
 #[test]
+fn a_refused_system_call_is_listed_as_one() {
+    let (rig, _, _) = rig(&[
+        new("syscall:b*", None, Action::Trace),
+        new("retsyscall:b*", None, Action::Trace),
+    ]);
+    let statuses = rig.engine.inventory().statuses();
+    let kinds: Vec<_> = statuses.iter().map(|status| status.kind).collect();
+    assert_eq!(kinds, [ProbeKind::Syscall, ProbeKind::Retsyscall]);
+}
+
+#[test]
 fn arguments_that_are_not_in_memory_are_zero() {
     let (rig, at, _) = rig(&[
         new("syscall:f", None, Action::Trace),
@@ -127,6 +140,12 @@ fn arguments_that_are_not_in_memory_are_zero() {
     let mut vcpu = vcpu(at);
     vcpu.regs.rdi = 0x7000_0000_0000;
     reach(&rig, &mut vcpu, at);
+    vcpu.regs.rip = at.0;
+    reach(&rig, &mut vcpu, at);
     assert_eq!(rig.hits()[0].args, [0; 6].map(Hex));
-    assert_eq!(rig.probe(1).hits, 1);
+    assert_eq!(rig.probe(1).hits, 2);
+    // Each probe says so once, for its filter too.
+    let notes = rig.notes().into_iter();
+    let of = notes.filter(|note| note.text.contains("cannot be read"));
+    assert_eq!(of.count(), 2);
 }
