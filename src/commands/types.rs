@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use control::Client;
-use control::api::DeclaredType;
+use control::api::{DeclaredType, ProblemKind};
+use control::{Client, ClientError};
 use inspect::types::{Declaration, DeclarationError};
 use introspect::BtfError;
 use probes::{Kernel, KernelError};
@@ -53,6 +53,12 @@ impl Failure for TypesError {
     fn exit(&self) -> Exit {
         match self {
             Self::Named(error) => error.exit(),
+            // As for the kernel's file.
+            Self::Remote(RemoteError::Client(ClientError::Refused(problem)))
+                if problem.is(ProblemKind::CannotEvaluate) =>
+            {
+                Exit::ExpectationFailed
+            }
             Self::Remote(error) => error.exit(),
             Self::Contents { .. } | Self::NoTypes { .. } => Exit::Usage,
             Self::Unknown(DeclarationError::Name { .. }) => Exit::Usage,

@@ -56,7 +56,7 @@ pub enum ParseError {
         /// The place.
         at: Span,
     },
-    /// A number beyond 64 bits, or with letters.
+    /// A number beyond 64 bits, with letters, or with a zero in front.
     #[error("`{text}` is not a number of 64 bits at {at}")]
     Number {
         /// The text.

@@ -71,10 +71,12 @@ fn is_word(c: char) -> bool {
 
 fn number(text: &str, at: Span) -> Result<u64, ParseError> {
     let parsed = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        // In C, the number is octal.
+        None if text.len() > 1 && text.starts_with('0') => None,
+        None => text.parse().ok(),
     };
-    parsed.map_err(|_| ParseError::Number {
+    parsed.ok_or_else(|| ParseError::Number {
         text: text.to_owned(),
         at,
     })

@@ -149,8 +149,12 @@ impl<'k> Reader<'k> {
             let inner = types.as_struct(member.ty);
             // A nameless bit field is padding.
             let is_shown = name.is_some() || inner.is_some();
-            let at = offset.checked_add(member.offset_bytes);
-            let (Some(left), Some(at)) = (self.left.checked_sub(1), at) else {
+            let Some(left) = self.left.checked_sub(1) else {
+                omitted += u64::from(is_shown);
+                continue;
+            };
+            let Some(at) = offset.checked_add(member.offset_bytes) else {
+                self.left = left;
                 omitted += u64::from(is_shown);
                 continue;
             };

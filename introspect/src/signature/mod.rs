@@ -113,7 +113,7 @@ impl Signature {
         let returns = types.stripped(prototype.returns) != Some(TypeId::VOID);
         let returns = returns.then(|| Shape::new(types, prototype.returns));
         let shapes = params.iter().map(|param| &param.shape).chain(&returns);
-        let names = EnumNames::new(types, shapes);
+        let names = EnumNames::new(types, shapes.map(|shape| shape.kind));
         Ok(Self {
             params,
             returns,

@@ -1,8 +1,7 @@
 //! The signature of a system call, whose types are texts in C.
 
-use super::{
-    EnumNames, Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
-};
+use super::names::EnumNames;
+use super::{Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened};
 use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
 use crate::btf::Btf;
 use crate::syscalls::SyscallArgument;
@@ -32,7 +31,7 @@ impl Signature {
                 param.shape.kind = kind(types, &argument.declared);
             }
         }
-        let names = EnumNames::new(types, params.iter().map(|param| &param.shape));
+        let names = EnumNames::new(types, params.iter().map(|param| param.shape.kind));
         Self::with_long_result(name, params, names)
     }
 

@@ -14,14 +14,16 @@ pub(crate) fn print(args: &PrintArgs) -> Result<Exit, RemoteError> {
     let declared = args.declared.as_deref();
     let printed = client.print(&args.expression, declared, args.depth)?;
     let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &printed).map_err(io::Error::from)?;
-        writeln!(out)?;
+    let written = if args.json {
+        let json = serde_json::to_writer(&mut out, &printed).map_err(io::Error::from);
+        json.and_then(|()| writeln!(out))
     } else {
-        types::text(
-            &format!("({}) {}", printed.declared, printed.text),
-            &mut out,
-        )?;
+        let text = format!("({}) {}", printed.declared, printed.text);
+        types::text(&text, &mut out)
+    };
+    match written {
+        // The reader has closed the pipe: no more lines are wanted.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(Exit::Done),
     }
-    Ok(Exit::Done)
 }

@@ -56,6 +56,7 @@ fn mistakes_say_where_they_are() {
         ("(a", "the end is not an operator or `)` at byte 2"),
         ("a + 1", "`+` is not part of an expression at byte 2"),
         ("0xg", "`0xg` is not a number of 64 bits at byte 0"),
+        ("010", "`010` is not a number of 64 bits at byte 0"),
         ("per_cpu(a)", "`)` is not `,` at byte 9"),
         (
             "(struct file *)",
