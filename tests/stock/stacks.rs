@@ -12,7 +12,7 @@ const SEED: u64 = 0x5eed;
 /// The functions chosen at random; the guest executes some of them.
 const CHOSEN: usize = 1500;
 /// The most hits of a function in a run without stacks: hotter functions take too long on a slow host.
-const MAX_HITS: u64 = 400;
+const MAX_HITS: u64 = 100;
 /// The least number of functions with equal stacks.
 const MIN_FUNCTIONS: usize = 30;
 /// The beginnings of the names of functions that a busy shell may execute.

@@ -183,7 +183,7 @@ impl Client {
         self.ask(Method::GET, &path, None::<&()>)
     }
 
-    /// Dumps the guest on a separate connection, as the frames of [`dump::sparse`]. The guest is paused for `pause_limit` at most.
+    /// Dumps the guest on a separate connection, as the frames of `dump::sparse`. The guest is paused for `pause_limit` at most.
     ///
     /// # Errors
     ///
