@@ -10,6 +10,7 @@ mod confined;
 mod counts;
 mod cpus;
 mod detours;
+mod documented;
 mod dump;
 mod ends;
 mod judged;
