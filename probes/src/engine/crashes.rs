@@ -47,14 +47,14 @@ impl Crashes {
     pub(crate) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let regs = vcpu.regs()?;
         let message = self.string(vcpu, Gva(regs.rdi))?;
+        self.reporter
+            .note(None, format!("the kernel panics: {message}"));
         let crash = Crash {
             vcpu: vcpu.index(),
             task: self.tasks.on(vcpu, Gva(regs.rip))?.map(|task| task.comm),
             regs: registers(&regs, Hex(regs.rip)),
             frames: self.frames(vcpu, &regs)?,
         };
-        self.reporter
-            .note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
         // The first panic counts, unless the guest has started another kernel since.
         if panicked.as_ref().is_none_or(|first| first.at.is_none()) {
