@@ -209,8 +209,11 @@ impl Writer<'_> {
 
     fn enumerators(&mut self, ty: TypeId, level: usize) {
         let types = self.types;
-        let is_signed = types.is_signed_enum(ty);
-        for (name, value) in types.enum_values(ty) {
+        let Some(of_enum) = types.as_enum(ty) else {
+            return;
+        };
+        let is_signed = of_enum.is_signed();
+        for (name, value) in of_enum.values() {
             if !self.has_room(level) {
                 return;
             }

@@ -197,7 +197,8 @@ fn types_are_laid_out_as_the_kernel_has_them() {
         place(&btf, "page", "mapping");
 
         let states = btf.enum_named("module_state").expect("an enum");
-        let name = |value| btf.enum_name(states, value);
+        let states = btf.as_enum(states).expect("an enum");
+        let name = |value| states.name(value);
         let expected = ["LIVE", "COMING", "GOING", "UNFORMED"];
         for (value, expected) in (0..).zip(expected) {
             assert!(name(value).is_some_and(|name| name.ends_with(expected)));

@@ -1,7 +1,7 @@
 //! Numbers and pointers of another type.
 
 use introspect::Btf;
-use introspect::btf::{Int, Type};
+use introspect::btf::{Enum, Int, Type};
 
 use super::evaluate::PointedType;
 
@@ -12,7 +12,7 @@ impl PointedType {
             Type::Pointer(_) => return Some(word),
             Type::Int(Int { boolean: true, .. }) => return Some((word != 0).into()),
             Type::Int(int) => int.signed,
-            Type::Enum => types.is_signed_enum(self.id),
+            Type::Enum => types.as_enum(self.id).is_some_and(Enum::is_signed),
             _ => return None,
         };
         let bytes = types.size_of(self.id)?;

@@ -2,7 +2,7 @@
 
 use address::Gva;
 use introspect::Btf;
-use introspect::btf::{BitField, Int, StructId, Type, TypeId, declaration};
+use introspect::btf::{BitField, Enum, Int, StructId, Type, TypeId, declaration};
 
 use super::object::Object;
 use super::tree::{Field, Pointee, Value};
@@ -268,47 +268,50 @@ impl<'k> Reader<'k> {
             Type::Int(Int { signed: true, .. }) => Value::Signed(signed),
             Type::Int(_) => Value::Unsigned(unsigned),
             Type::Enum => {
-                let (bits, number) = if self.types.is_signed_enum(ty) {
+                let of_enum = self.types.as_enum(ty);
+                let (bits, number) = if of_enum.is_some_and(Enum::is_signed) {
                     (signed, Value::Signed(signed))
                 } else {
                     (unsigned.cast_signed(), Value::Unsigned(unsigned))
                 };
                 Value::Enum {
                     number: Box::new(number),
-                    name: self.enum_name(ty, bits),
+                    name: of_enum.and_then(|of_enum| name(of_enum, bits)),
                 }
             }
             Type::Pointer(_) => self.pointer(Gva(unsigned)),
             _ => Value::Bytes(bytes.to_vec()),
         }
     }
+}
 
-    /// The enumerator; in an enum of flags, the enumerators of a single bit each that `number` is made of.
-    fn enum_name(&self, ty: TypeId, number: i64) -> Option<String> {
-        if let Some(name) = self.types.enum_name(ty, number) {
-            return Some(name.to_owned());
-        }
-        let enumerators = self.types.enum_values(ty).take(MAX_ENUMERATORS + 1);
-        let enumerators = enumerators.map(|(name, value)| (name, value.cast_unsigned()));
-        let enumerators: Vec<(&str, u64)> = enumerators.collect();
-        let flags = enumerators
-            .iter()
-            .filter(|(_, value)| value.is_power_of_two());
-        let all = flags.clone().fold(0, |all, (_, flag)| all | flag);
-        // Others count something: combined names would be made up.
-        let is_flags = enumerators.iter().all(|(_, value)| value & !all == 0);
-        let number = number.cast_unsigned();
-        if !is_flags || number & !all != 0 || enumerators.len() > MAX_ENUMERATORS {
-            return None;
-        }
-        let mut rest = number;
-        let mut names = Vec::new();
-        for (name, flag) in flags {
-            if rest & flag != 0 {
-                rest &= !flag;
-                names.push(*name);
-            }
-        }
-        (!names.is_empty()).then(|| names.join("|"))
+/// The enumerator with `number`; in an enum of flags, the enumerators of a single bit each that `number` is made of.
+fn name(of_enum: Enum<'_>, number: i64) -> Option<String> {
+    if let Some(name) = of_enum.name(number) {
+        return Some(name.to_owned());
     }
+    let enumerators = of_enum.values().take(MAX_ENUMERATORS + 1);
+    let enumerators = enumerators.map(|(name, value)| (name, value.cast_unsigned()));
+    let enumerators: Vec<(&str, u64)> = enumerators.collect();
+    let flags = enumerators
+        .iter()
+        .filter(|(_, value)| value.is_power_of_two());
+    let all = flags.clone().fold(0, |all, (_, flag)| all | flag);
+    // Others count something, as one with 1, 2 and 3 does: combined names would be made up.
+    let is_flags = enumerators
+        .iter()
+        .all(|(_, value)| value & !all == 0 && *value != 3);
+    let number = number.cast_unsigned();
+    if !is_flags || number & !all != 0 || enumerators.len() > MAX_ENUMERATORS {
+        return None;
+    }
+    let mut rest = number;
+    let mut names = Vec::new();
+    for (name, flag) in flags {
+        if rest & flag != 0 {
+            rest &= !flag;
+            names.push(*name);
+        }
+    }
+    (!names.is_empty()).then(|| names.join("|"))
 }

@@ -1,9 +1,16 @@
 //! Names for numbers.
 
-use super::{Btf, TypeId, format};
+use super::{Btf, TypeId, format, record::Record};
 
-/// The most enumerators that are looked at for a name: a name is looked up at each hit.
+/// The most enumerators that are looked at for a name.
 const MAX_ENUMERATORS: usize = 4096;
+
+/// An enum of a [`Btf`].
+#[derive(Clone, Copy)]
+pub struct Enum<'b> {
+    btf: &'b Btf,
+    record: Record<'b>,
+}
 
 impl Btf {
     /// The enum called `name`.
@@ -12,39 +19,48 @@ impl Btf {
         self.find(name, &[format::ENUM, format::ENUM64])
     }
 
-    /// The enumerators of `ty` in order, as names and numbers; empty if `ty` is no enum. For an
-    /// unsigned 64-bit number, the `i64` has the same bits.
-    pub fn enum_values(&self, ty: TypeId) -> impl Iterator<Item = (&str, i64)> {
-        let record = self.stripped(ty).and_then(|ty| self.records.record(ty));
-        let of_enum = record.filter(|record| matches!(record.kind, format::ENUM | format::ENUM64));
-        let enumerators = of_enum.into_iter().flat_map(|record| record.enumerators());
-        enumerators.filter_map(|(name, value)| Some((self.records.string(name)?, value)))
+    /// `ty` as an enum, behind typedefs and qualifiers; `None` if `ty` is another type.
+    #[must_use]
+    pub fn as_enum(&self, ty: TypeId) -> Option<Enum<'_>> {
+        let record = self.records.record(self.stripped(ty)?)?;
+        let is_enum = matches!(record.kind, format::ENUM | format::ENUM64);
+        is_enum.then_some(Enum { btf: self, record })
+    }
+}
+
+impl std::fmt::Debug for Enum<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.values()).finish()
+    }
+}
+
+impl<'b> Enum<'b> {
+    /// The enumerators in order, as names and numbers. For an unsigned 64-bit number, the `i64` has the
+    /// same bits.
+    pub fn values(self) -> impl Iterator<Item = (&'b str, i64)> {
+        let enumerators = self.record.enumerators();
+        enumerators.filter_map(move |(name, value)| Some((self.btf.records.string(name)?, value)))
     }
 
-    /// Whether the numbers of the enum `ty` have a sign, according to the flag of its record. Before
-    /// 6.0 no enum has the flag.
+    /// Whether the numbers have a sign, according to the flag of the record. Before 6.0 no enum has the
+    /// flag.
     #[must_use]
-    pub fn is_signed_enum(&self, ty: TypeId) -> bool {
-        let record = self.stripped(ty).and_then(|ty| self.records.record(ty));
-        record.is_some_and(|record| record.is_signed_enum())
+    pub fn is_signed(self) -> bool {
+        self.record.is_signed_enum()
     }
 
-    /// The number of the enumerator `name` in the enum `ty`.
+    /// The number of the enumerator `name`.
     #[must_use]
-    pub fn enum_value(&self, ty: TypeId, name: &str) -> Option<i64> {
-        self.enum_values(ty)
+    pub fn value(self, name: &str) -> Option<i64> {
+        self.values()
             .find_map(|(found, value)| (found == name).then_some(value))
     }
 
-    /// The first enumerator with the number `value` in the enum `ty`, among a few thousand.
+    /// The first enumerator with the number `value`, among a few thousand.
     #[must_use]
-    pub fn enum_name(&self, ty: TypeId, value: i64) -> Option<&str> {
-        let record = self.stripped(ty).and_then(|ty| self.records.record(ty))?;
-        if !matches!(record.kind, format::ENUM | format::ENUM64) {
-            return None;
-        }
-        let mut enumerators = record.enumerators().take(MAX_ENUMERATORS);
+    pub fn name(self, value: i64) -> Option<&'b str> {
+        let mut enumerators = self.record.enumerators().take(MAX_ENUMERATORS);
         let (name, _) = enumerators.find(|(_, found)| *found == value)?;
-        self.records.string(name)
+        self.btf.records.string(name)
     }
 }

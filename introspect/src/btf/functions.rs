@@ -34,10 +34,10 @@ impl Btf {
         let mut first = None;
         let mut is_module = false;
         for function in self.find_all(name, &[format::FUNCTION]).take(MAX_NAMESAKES) {
-            if is_module && !self.is_own(function) {
+            if is_module && !self.records.is_above_base(function) {
                 break;
             }
-            is_module = self.is_own(function);
+            is_module = self.records.is_above_base(function);
             let record = self.records.record(function);
             let Some(proto) = record.and_then(|it| self.prototype(TypeId(it.size_or_type))) else {
                 return SharedProto::Several;

@@ -76,12 +76,6 @@ impl Btf {
         self.records.len()
     }
 
-    /// The length of all string sections.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn strings_len(&self) -> usize {
-        self.records.strings_len()
-    }
-
     /// Whether there are no type records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -213,10 +207,5 @@ impl Btf {
             let of_kind = |record: Record<'_>| kinds.contains(&record.kind);
             self.records.record(ty).is_some_and(of_kind) && self.name_of(ty) == Some(name)
         })
-    }
-
-    /// Whether a type is the module's own. Without a module, no type is.
-    pub(super) fn is_own(&self, ty: TypeId) -> bool {
-        self.records.is_above_base(ty)
     }
 }

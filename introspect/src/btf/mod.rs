@@ -37,6 +37,7 @@ mod source;
 mod types;
 
 pub use declaration::{Declarator, declaration};
+pub use enums::Enum;
 pub use error::BtfError;
 pub use functions::SharedProto;
 pub use lookup::Btf;

@@ -22,15 +22,6 @@ impl Btf {
         }
         None
     }
-
-    /// The number of elements of an array; `None` if `ty` is no array. A flexible array has 0.
-    #[must_use]
-    pub fn array_len(&self, ty: TypeId) -> Option<u32> {
-        match self.get(self.stripped(ty)?)? {
-            Type::Array { len, .. } => Some(len),
-            _ => None,
-        }
-    }
 }
 
 /// The size of a value of a type that is no array, by the type's record.

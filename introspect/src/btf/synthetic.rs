@@ -27,7 +27,7 @@ impl Blob {
     pub fn on(kernel: &Btf) -> Self {
         Self {
             count: u32::try_from(kernel.len()).expect("few types"),
-            strings_from: u32::try_from(kernel.strings_len()).expect("few strings"),
+            strings_from: u32::try_from(kernel.records.strings_len()).expect("few strings"),
             ..Self::new()
         }
     }

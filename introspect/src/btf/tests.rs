@@ -36,7 +36,7 @@ fn members_are_found_by_their_paths() {
     assert_eq!(names, ["first", "inner", "grid", "tail"]);
     assert_eq!(btf.size_of(outer), Some(72));
     let grid = btf.member(outer, "grid").expect("an array");
-    assert_eq!(btf.array_len(grid.ty), Some(2));
+    assert!(matches!(btf.get(grid.ty), Some(Type::Array { len: 2, .. })));
 }
 
 #[test]
@@ -83,11 +83,13 @@ fn names_lead_to_types_of_their_kind_only() {
 fn enumerators_have_values_and_back() {
     let btf = sample_btf();
     let state = btf.enum_named("state").expect("an enum");
-    assert_eq!(btf.enum_value(state, "FINE"), Some(7));
-    assert_eq!(btf.enum_name(state, -1), Some("BAD"));
-    assert_eq!(btf.enum_values(state).count(), 3);
+    let state = btf.as_enum(state).expect("an enum");
+    assert_eq!(state.value("FINE"), Some(7));
+    assert_eq!(state.name(-1), Some("BAD"));
+    assert_eq!(state.values().count(), 3);
     let mask = btf.enum_named("mask").expect("an enum");
-    assert_eq!(btf.enum_value(mask, "TOP"), Some(1 << 31));
+    let mask = btf.as_enum(mask).expect("an enum");
+    assert_eq!(mask.value("TOP"), Some(1 << 31));
 
     let mut blob = Blob::new();
     let name = blob.int("LOW", 4);
@@ -95,7 +97,9 @@ fn enumerators_have_values_and_back() {
     let wide = blob.record("wide", (format::ENUM64, false), 1, 8, &body);
     let btf = parse(blob);
     assert_eq!(btf.name_of(TypeId(name)), Some("LOW"));
-    assert_eq!(btf.enum_name(TypeId(wide), (1 << 32) + 5), Some("LOW"));
+    let wide = btf.as_enum(TypeId(wide)).expect("an enum");
+    assert_eq!(wide.name((1 << 32) + 5), Some("LOW"));
+    assert!(btf.as_enum(TypeId(name)).is_none());
 }
 
 #[test]
@@ -265,8 +269,8 @@ fn ask(btf: &Btf) {
     {
         let ty = TypeId(number);
         let _ = (btf.get(ty), btf.name_of(ty), btf.stripped(ty));
-        let _ = (btf.size_of(ty), btf.array_len(ty), btf.prototype(ty));
-        let _ = btf.enum_values(ty).count();
+        let _ = (btf.size_of(ty), btf.prototype(ty));
+        let _ = btf.as_enum(ty).map(|it| it.values().count());
         if let Some(id) = btf.as_struct(ty) {
             for path in ["tail", "inner.b", "half", "missing"] {
                 let _ = btf.member(id, path);

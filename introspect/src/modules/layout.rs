@@ -230,10 +230,10 @@ fn memory_array(btf: &Btf, module: StructId) -> Option<Vec<RegionLayout>> {
     );
     let start = usize::try_from(array.offset_bytes).ok()?;
     let stride = usize::try_from(btf.size_of(element)?).ok()?;
-    let types = btf.enum_named("mod_mem_type")?;
+    let types = btf.as_enum(btf.enum_named("mod_mem_type")?)?;
     (0..len.min(MAX_REGIONS))
         .map(|number| {
-            let name = btf.enum_name(types, i64::from(number))?;
+            let name = types.name(i64::from(number))?;
             let by = stride
                 .checked_mul(usize::try_from(number).ok()?)?
                 .checked_add(start)?;

@@ -1,6 +1,6 @@
 //! How the bits of a value are read.
 
-use crate::btf::{Btf, Type, TypeId};
+use crate::btf::{Btf, Enum, Type, TypeId};
 
 /// The most tags on a type, for instance the kernel's `__user`.
 const MAX_TAGS: usize = 4;
@@ -55,7 +55,7 @@ impl Kind {
             (Some(Type::Enum), Some(bytes @ (1 | 2 | 4 | 8))) => Self::Enum {
                 ty,
                 bytes,
-                signed: types.is_signed_enum(ty),
+                signed: types.as_enum(ty).is_some_and(Enum::is_signed),
             },
             (Some(Type::Pointer(target)), _) if is_constant_char(types, target) => Self::String,
             (Some(Type::Pointer(_)), _) => Self::Pointer,

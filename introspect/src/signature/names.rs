@@ -3,7 +3,7 @@
 //! They are copies: a signature that held on to the types would keep the blob of a module that is gone.
 
 use super::kind::Kind;
-use crate::btf::{Btf, TypeId};
+use crate::btf::{Btf, Enum, TypeId};
 
 /// The most enumerators of a signature: each probe has its own copies.
 const MAX_ENUMERATORS: usize = 128;
@@ -28,7 +28,8 @@ impl EnumNames {
             if names.iter().any(|(known, ..)| *known == ty) {
                 continue;
             }
-            for (name, value) in types.enum_values(ty).take(MAX_ENUMERATORS - names.len()) {
+            let values = types.as_enum(ty).into_iter().flat_map(Enum::values);
+            for (name, value) in values.take(MAX_ENUMERATORS - names.len()) {
                 if name.len() > MAX_NAME_BYTES {
                     continue;
                 }
