@@ -16,6 +16,7 @@ use address::Gva;
 use introspect::insn::Gpr;
 use introspect::tracepoints::{ArgumentBlock, NoArguments, Snapshot};
 use manifest::ProbeKind;
+use text::general_register;
 
 use crate::handler::{AccessError, HitContext};
 
@@ -98,33 +99,12 @@ fn of_block(hit: &mut HitContext<'_>, block: &ArgumentBlock) -> Result<[u64; 6],
     let state = hit.vcpu.system_state();
     let state = state.map_err(|error| Unread::Caller(error.into()))?;
     let snapshot = Snapshot {
-        gprs: Gpr::ALL.map(|register| general(&hit.regs, register)),
+        gprs: Gpr::ALL.map(|register| general_register(&hit.regs, register)),
         rflags: hit.regs.rflags,
         gs: state.system.segments.gs.base,
     };
     let mut read = |at: Gva, buf: &mut [u8]| hit.read(at, buf).is_ok();
     block.arguments(&snapshot, &mut read).map_err(Unread::Block)
-}
-
-const fn general(regs: &vmm::kvm_regs, register: Gpr) -> u64 {
-    match register {
-        Gpr::Rax => regs.rax,
-        Gpr::Rcx => regs.rcx,
-        Gpr::Rdx => regs.rdx,
-        Gpr::Rbx => regs.rbx,
-        Gpr::Rsp => regs.rsp,
-        Gpr::Rbp => regs.rbp,
-        Gpr::Rsi => regs.rsi,
-        Gpr::Rdi => regs.rdi,
-        Gpr::R8 => regs.r8,
-        Gpr::R9 => regs.r9,
-        Gpr::R10 => regs.r10,
-        Gpr::R11 => regs.r11,
-        Gpr::R12 => regs.r12,
-        Gpr::R13 => regs.r13,
-        Gpr::R14 => regs.r14,
-        Gpr::R15 => regs.r15,
-    }
 }
 
 /// Registers with `arguments` where a function has its own.

@@ -21,4 +21,6 @@ pub use plant::{
     Jump, Own, PageCopies, PlantByte, PlantError, Planter, RewrittenJumps, ShownAlone, Spot,
     Written,
 };
-pub use step_over::{KernelTables, KnowsTables, Passed, RFLAGS_RF, next_places, pass};
+pub use step_over::{
+    KernelTables, KnowsTables, Passed, RFLAGS_RF, general_register, next_places, pass,
+};

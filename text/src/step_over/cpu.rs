@@ -151,27 +151,32 @@ impl Stretches {
     }
 }
 
+/// The value of `register` in KVM's structure.
+#[must_use]
+pub const fn general_register(regs: &vmm::kvm_regs, register: Gpr) -> u64 {
+    match register {
+        Gpr::Rax => regs.rax,
+        Gpr::Rcx => regs.rcx,
+        Gpr::Rdx => regs.rdx,
+        Gpr::Rbx => regs.rbx,
+        Gpr::Rsp => regs.rsp,
+        Gpr::Rbp => regs.rbp,
+        Gpr::Rsi => regs.rsi,
+        Gpr::Rdi => regs.rdi,
+        Gpr::R8 => regs.r8,
+        Gpr::R9 => regs.r9,
+        Gpr::R10 => regs.r10,
+        Gpr::R11 => regs.r11,
+        Gpr::R12 => regs.r12,
+        Gpr::R13 => regs.r13,
+        Gpr::R14 => regs.r14,
+        Gpr::R15 => regs.r15,
+    }
+}
+
 impl Cpu for VcpuCpu<'_> {
     fn gpr(&self, register: Gpr) -> u64 {
-        let regs = &self.regs;
-        match register {
-            Gpr::Rax => regs.rax,
-            Gpr::Rcx => regs.rcx,
-            Gpr::Rdx => regs.rdx,
-            Gpr::Rbx => regs.rbx,
-            Gpr::Rsp => regs.rsp,
-            Gpr::Rbp => regs.rbp,
-            Gpr::Rsi => regs.rsi,
-            Gpr::Rdi => regs.rdi,
-            Gpr::R8 => regs.r8,
-            Gpr::R9 => regs.r9,
-            Gpr::R10 => regs.r10,
-            Gpr::R11 => regs.r11,
-            Gpr::R12 => regs.r12,
-            Gpr::R13 => regs.r13,
-            Gpr::R14 => regs.r14,
-            Gpr::R15 => regs.r15,
-        }
+        general_register(&self.regs, register)
     }
 
     fn set_gpr(&mut self, register: Gpr, value: u64) {

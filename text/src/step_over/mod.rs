@@ -5,6 +5,7 @@ mod kernel_half;
 mod next;
 mod pass;
 
+pub use cpu::general_register;
 pub use kernel_half::{KernelTables, KnowsTables};
 pub use next::next_places;
 pub use pass::{Passed, RFLAGS_RF, pass};
