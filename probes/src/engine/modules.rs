@@ -200,7 +200,10 @@ impl ModuleWatch {
             &self.running.planter,
             &paging,
         ));
-        self.running.modules.keep(Arc::clone(&module));
+        if let Err(error) = self.running.modules.keep(Arc::clone(&module)) {
+            self.reporter.note(None, error.to_string());
+            return;
+        }
         let text = ModuleCode {
             module: &module,
             planter: &self.running.planter,
@@ -332,7 +335,9 @@ impl ModuleWatch {
             if let (Ok(Some(now)), Some(paging)) = (state, self.running.modules.paging()) {
                 // Other modules may be loaded at the address of the init text.
                 let now = LoadedModule::new(now, &self.running.planter, &paging);
-                self.running.modules.keep(Arc::new(now));
+                if let Err(error) = self.running.modules.keep(Arc::new(now)) {
+                    self.reporter.note(None, error.to_string());
+                }
             }
             for probe in self.probes.list.load().iter() {
                 let in_init = |place: &Place| place.init && place.module == Some(module.address());

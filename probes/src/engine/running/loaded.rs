@@ -9,6 +9,18 @@ use introspect::PagingState;
 
 use crate::module::LoadedModule;
 
+/// The most modules, as many as the kernel's list is followed.
+const MAX_MODULES: usize = 4096;
+/// The most symbols of all modules: some 500 MB. Two hundred real modules have half a million.
+const MAX_SYMBOLS: usize = 1 << 22;
+
+/// The loaded modules have come to a limit, which only a guest with false modules reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the guest has more than {MAX_MODULES} modules, or modules with more than {MAX_SYMBOLS} symbols: probes in further ones stay pending"
+)]
+pub(crate) struct TooManyModules;
+
 /// The loaded modules, while any module has probes.
 #[derive(Debug, Default)]
 pub(crate) struct LoadedModules {
@@ -44,8 +56,21 @@ impl LoadedModules {
         self.paging.load().as_deref().copied()
     }
 
-    pub(crate) fn keep(&self, module: Arc<LoadedModule>) {
-        self.lock().insert(module.address(), module);
+    /// Keeps `module` in place of the last one at its address.
+    ///
+    /// # Errors
+    ///
+    /// If the modules have come to a limit; then no module is kept at the address.
+    pub(crate) fn keep(&self, module: Arc<LoadedModule>) -> Result<(), TooManyModules> {
+        let mut loaded = self.lock();
+        loaded.remove(&module.address());
+        let symbols = loaded.values().map(|module| module.symbols().len());
+        let symbols = symbols.sum::<usize>() + module.symbols().len();
+        if loaded.len() >= MAX_MODULES || symbols > MAX_SYMBOLS {
+            return Err(TooManyModules);
+        }
+        loaded.insert(module.address(), module);
+        Ok(())
     }
 
     pub(crate) fn at(&self, address: Gva) -> Option<Arc<LoadedModule>> {
@@ -58,5 +83,31 @@ impl LoadedModules {
             .values()
             .find(|module| module.holds_code(at))
             .cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use introspect::Module;
+    use text::testing::FakeMemory;
+    use text::{PlantByte, Planter};
+
+    use super::*;
+
+    #[test]
+    fn modules_come_to_a_limit_and_are_replaced_at_their_address() {
+        let planter = Planter::new(Arc::new(FakeMemory::new(Vec::new())), PlantByte::Int3);
+        let loaded = LoadedModules::default();
+        let keep = |address: u64| {
+            let module = Module::with_regions(Gva(address), "m", Vec::new());
+            let module = LoadedModule::new(module, &planter, &PagingState::default());
+            loaded.keep(Arc::new(module))
+        };
+        for address in 0..MAX_MODULES as u64 {
+            assert_eq!(keep(address), Ok(()));
+        }
+        assert_eq!(keep(0), Ok(()));
+        assert_eq!(keep(u64::MAX), Err(TooManyModules));
+        assert_eq!(loaded.lock().len(), MAX_MODULES);
     }
 }

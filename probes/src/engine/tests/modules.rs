@@ -42,7 +42,11 @@ impl Guest {
         let module = Module::with_regions(MODULE, "m", vec![text]);
         let paging = PagingState::four_level(ROOT);
         let module = LoadedModule::new(module, &rig.engine.running.planter, &paging);
-        rig.engine.running.modules.keep(Arc::new(module));
+        rig.engine
+            .running
+            .modules
+            .keep(Arc::new(module))
+            .expect("room");
         // No kernel without types resolves it.
         let spec = "kprobe:m:f".parse::<ProbeSpec>().expect("a probe");
         let probe = Probe::new(IN_MODULE, "kprobe:m:f".into(), Purpose::Count, None, true);
