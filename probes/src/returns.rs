@@ -14,6 +14,7 @@
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::Gva;
@@ -103,12 +104,15 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) struct Calls {
     shards: Vec<Mutex<Stacks>>,
+    /// Whether a call has ever been entered. Until then, events need no lock for their depth.
+    any: AtomicBool,
 }
 
 impl Default for Calls {
     fn default() -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            any: AtomicBool::new(false),
         }
     }
 }
@@ -130,6 +134,10 @@ impl Calls {
     /// abandoned.
     pub(crate) fn entered(&self, instance: Instance) -> Vec<Instance> {
         let stack = stack_of(instance.slot);
+        // Most calls find the mark set, and leave the cache line to the other vCPUs.
+        if !self.any.load(Ordering::Relaxed) {
+            self.any.store(true, Ordering::Relaxed);
+        }
         let mut shard = self.shard(stack);
         let calls = shard.of(stack);
         let stale = |old: &Instance| {
@@ -161,6 +169,9 @@ impl Calls {
 
     /// The number of calls in flight further up the stack than `slot`; calls with the same slot, of a tail call for instance, are one.
     pub(crate) fn enclosing(&self, slot: u64) -> usize {
+        if !self.any.load(Ordering::Relaxed) {
+            return 0;
+        }
         let stack = stack_of(slot);
         let shard = self.shard(stack);
         let (mut last, mut enclosing) = (None, 0);

@@ -17,6 +17,7 @@ mod arm;
 mod crashes;
 pub(crate) mod engine_action;
 mod handover;
+mod hit_arguments;
 mod hits;
 mod interest;
 mod inventory;

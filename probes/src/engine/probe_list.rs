@@ -118,9 +118,8 @@ impl ProbeList {
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
-                    .with_arguments(arguments)
-                    .typed(signature)
-                    .with_stack(*stack);
+                    .showing(arguments, *stack);
+                probe.set_signature(signature);
                 self.running.prepare(&probe);
                 if let Some(why) = why {
                     let state = match why {

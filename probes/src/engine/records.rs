@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::{Hex, ProbeState};
+use events::ProbeState;
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
 use crate::arguments::as_function;
+use crate::engine::hit_arguments::HitArguments;
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
@@ -225,7 +226,8 @@ impl Records {
                     Meaning {
                         task: record.task.map(recorded),
                         params: signature
-                            .map(|signature| recorded_params(&signature, &record.regs)),
+                            .as_ref()
+                            .map(|signature| recorded_params(signature, &record.regs)),
                         stack: None,
                         arguments: None,
                     },
@@ -260,14 +262,15 @@ impl Records {
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
-        ip: Hex,
+        ip: Gva,
+        arguments: HitArguments<'_>,
     ) -> Result<(), GuestError> {
-        let meaning = self.meaning(hit, probe, Gva(ip.0))?;
+        let meaning = self.meaning(hit, probe, ip, arguments)?;
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip, &hit.regs, meaning);
+            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
         Ok(())
     }
 
@@ -277,14 +280,11 @@ impl Records {
         hit: &mut HitContext<'_>,
         probe: &Probe,
         ip: Gva,
+        mut arguments: HitArguments<'_>,
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature();
-        // An address that the guest has not mapped has no bytes: the arguments are 0 then, and the parameters have no values.
-        let arguments = probe.arguments.read(hit);
-        if let Some(Err(why)) = &arguments {
-            self.reporter.tell_unread(probe, why);
-        }
-        let arguments = arguments.map(Result::ok);
+        // Unreadable arguments are 0, and the parameters have no values.
+        let arguments = arguments.at(hit);
         let read = arguments.map(Option::unwrap_or_default);
         if signature.is_none() && !probe.has_stack && self.running.kernel.tasks().is_none() {
             return Ok(Meaning {
@@ -298,13 +298,13 @@ impl Records {
             Some(arguments) => as_function(&hit.regs, arguments),
             None => hit.regs,
         };
-        let params = |signature: Arc<_>| match arguments {
-            Some(None) => unread_params(&signature),
-            _ => params(&self.running, &signature, &regs, &state.paging),
+        let params = |signature: &Arc<_>| match arguments {
+            Some(None) => unread_params(signature),
+            _ => params(&self.running, signature, &regs, &state.paging),
         };
         Ok(Meaning {
             task: self.tasks.at(&state, ip),
-            params: signature.map(params),
+            params: signature.as_ref().map(params),
             arguments: read,
             stack: probe
                 .has_stack
@@ -322,11 +322,14 @@ impl Records {
         hit: &mut HitContext<'_>,
         call: &Instance,
     ) -> Result<(), GuestError> {
-        let task = self.tasks.on(hit.vcpu, call.returns_to)?;
-        let stack = match call.probe.has_stack {
-            true => Some(self.stacks.of(&hit.vcpu.system_state()?.paging, &hit.regs)),
-            false => None,
-        };
+        let has_stack = call.probe.has_stack;
+        let (mut task, mut stack) = (None, None);
+        if has_stack || self.running.kernel.tasks().is_some() {
+            // One request to KVM serves both.
+            let state = hit.vcpu.system_state()?;
+            task = self.tasks.at(&state, call.returns_to);
+            stack = has_stack.then(|| self.stacks.of(&state.paging, &hit.regs));
+        }
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());

@@ -1,12 +1,10 @@
 //! Events and notes, with their times.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
-use crate::arguments::Unread;
 use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
 use crate::registry::Probe;
@@ -52,13 +50,6 @@ impl Reporter {
             probe,
             text: shortened(text),
         }));
-    }
-
-    /// Says once for each probe that arguments of a hit cannot be read.
-    pub(crate) fn tell_unread(&self, probe: &Probe, why: &Unread) {
-        if !probe.unread.swap(true, Ordering::Relaxed) {
-            self.note(Some(probe), why.to_string());
-        }
     }
 
     pub(crate) fn tell_hit_at(

@@ -134,9 +134,10 @@ pub(crate) fn unread_params(signature: &Signature) -> Vec<Param> {
 
 /// The returned value of a call of `probe`.
 pub(crate) fn returned(probe: &Probe, rax: u64) -> Option<Typed> {
-    let signature = probe.signature()?;
+    let signature = probe.signature();
+    let signature = signature.as_ref()?;
     let shape = signature.returns.as_ref()?;
-    let mut typed = typed(&signature, shape, rax, None);
+    let mut typed = typed(signature, shape, rax, None);
     let value = match shape.kind {
         Kind::Integer { signed: true, .. } | Kind::Pointer | Kind::String => shape.kind.number(rax),
         _ => 0,

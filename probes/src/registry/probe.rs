@@ -1,19 +1,19 @@
 //! A registered probe: purpose, place and counts. The counts include the counts of a detour.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::Gva;
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use detour::{Keeps, Words};
-use events::{ProbeId, ProbeSummary, Tier};
+use events::{ProbeId, ProbeSummary};
 use introspect::Signature;
 use manifest::program::{AggregateResult, Filter, Operand};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
 
-use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell};
+use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
 use crate::resolve::Place;
@@ -33,7 +33,7 @@ pub(crate) struct Probe {
     /// Where the arguments are at the site.
     pub(crate) arguments: ArgumentSource,
     /// Whether the arguments of a hit could not be read once, and a note has said so.
-    pub(crate) unread: AtomicBool,
+    unread: AtomicBool,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -42,9 +42,7 @@ pub(crate) struct Probe {
     /// The address of the plant or debug register; 0 without either.
     planted: AtomicU64,
     pub(crate) counters: ProbeCounters,
-    tier: AtomicU8,
-    /// Whether a jump or an `int3` replaces the plant.
-    optimised: AtomicBool,
+    pub(crate) tier: TierCell,
     pub(crate) status: StatusCell,
     /// The interests that the engine counts for the probe.
     interests: Mutex<Interests>,
@@ -59,11 +57,6 @@ struct Counts {
     /// Records for which the ring had no room.
     dropped: u64,
 }
-
-const TIER_NONE: u8 = 0;
-const TIER_EMULATED: u8 = 1;
-const TIER_RELOCATED: u8 = 2;
-const TIER_STEPPED: u8 = 3;
 
 impl Probe {
     pub(crate) fn new(
@@ -87,8 +80,7 @@ impl Probe {
             enabled: AtomicBool::new(enabled),
             planted: AtomicU64::new(0),
             counters: ProbeCounters::default(),
-            tier: AtomicU8::new(TIER_NONE),
-            optimised: AtomicBool::new(false),
+            tier: TierCell::default(),
             counted: Mutex::default(),
             interests: Mutex::default(),
             status: StatusCell::default(),
@@ -101,7 +93,7 @@ impl Probe {
         let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
         Self::new(self.id, name, purpose, None, self.is_enabled())
             .filtered(filter)
-            .with_stack(self.has_stack)
+            .showing(self.arguments, self.has_stack)
     }
 
     /// Adds a filter: only accepted hits count.
@@ -112,28 +104,27 @@ impl Probe {
         }
     }
 
-    /// Sets where the arguments are at the site.
-    pub(crate) fn with_arguments(self, arguments: ArgumentSource) -> Self {
-        Self { arguments, ..self }
+    /// Sets where the arguments are at the site. Hits and returns show the stack if `has_stack`.
+    pub(crate) fn showing(self, arguments: ArgumentSource, has_stack: bool) -> Self {
+        Self {
+            arguments,
+            has_stack,
+            ..self
+        }
     }
 
-    /// Adds the types of the function: hits and returns show them.
-    pub(crate) fn typed(self, signature: Option<Arc<Signature>>) -> Self {
-        self.set_signature(signature);
-        self
+    pub(crate) fn signature(&self) -> Guard<Option<Arc<Signature>>> {
+        self.signature.load()
     }
 
-    pub(crate) fn signature(&self) -> Option<Arc<Signature>> {
-        self.signature.load_full()
+    /// Whether this is the first hit whose arguments cannot be read.
+    pub(crate) fn is_first_unread(&self) -> bool {
+        !self.unread.swap(true, Ordering::Relaxed)
     }
 
+    /// Sets the types of the function: hits and returns show them.
     pub(crate) fn set_signature(&self, signature: Option<Arc<Signature>>) {
         self.signature.store(signature);
-    }
-
-    /// Hits and returns show the stack if `has_stack`.
-    pub(crate) fn with_stack(self, has_stack: bool) -> Self {
-        Self { has_stack, ..self }
     }
 
     /// Whether each hit shows memory.
@@ -323,35 +314,6 @@ impl Probe {
         }
     }
 
-    /// Notes whether a jump or an `int3` replaces the plant.
-    pub(crate) fn set_optimised(&self, optimised: bool) {
-        self.optimised.store(optimised, Ordering::Relaxed);
-    }
-
-    fn tier(&self) -> Option<Tier> {
-        if self.optimised.load(Ordering::Relaxed) {
-            return Some(Tier::Optimised);
-        }
-        match self.tier.load(Ordering::Relaxed) {
-            TIER_EMULATED => Some(Tier::Emulated),
-            TIER_RELOCATED => Some(Tier::Relocated),
-            TIER_STEPPED => Some(Tier::Stepped),
-            _ => None,
-        }
-    }
-
-    /// Notes how the vCPU stepped over the instruction. The costliest tier remains, since the tier explains the cost.
-    pub(crate) fn passed_by(&self, tier: Tier) {
-        let value = match tier {
-            // The vCPU does not exit.
-            Tier::Optimised => TIER_NONE,
-            Tier::Emulated => TIER_EMULATED,
-            Tier::Relocated => TIER_RELOCATED,
-            Tier::Stepped => TIER_STEPPED,
-        };
-        self.tier.fetch_max(value, Ordering::Relaxed);
-    }
-
     pub(crate) fn summary(&self) -> ProbeSummary {
         let status = self.status.get();
         let counts = self.counts();
@@ -368,7 +330,7 @@ impl Probe {
             ip: status.ip,
             hits: counts.hits,
             missed: missed.collect::<BTreeMap<_, _>>(),
-            tier: self.tier(),
+            tier: self.tier.get(),
             exits: self.counters.exits(),
             returns: follows.then(|| self.counters.returns()),
             in_flight: follows.then(|| self.counters.in_flight() as u64),

@@ -134,7 +134,7 @@ impl Armer {
                 NewState::Armed { ip, .. } => {
                     if probe.status.state() != ProbeState::Armed {
                         // What it was before it was disabled.
-                        probe.set_optimised(false);
+                        probe.tier.set_optimised(false);
                     }
                     probe.status.set_armed(ip.into());
                 }

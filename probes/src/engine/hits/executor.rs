@@ -132,7 +132,7 @@ impl Executor {
         tier: Tier,
     ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
-            probe.passed_by(tier);
+            probe.tier.passed_by(tier);
             if let Purpose::Handle(handler) = &probe.purpose
                 && probe.has_hit(vcpu.index())
             {

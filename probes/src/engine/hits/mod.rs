@@ -17,6 +17,7 @@ use address::{Gpa, Gva};
 use detour::{Detour, LeftAt};
 use text::{GuestError, PlantByte, Vcpu};
 
+use crate::engine::hit_arguments::HitArguments;
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::{HitOutcome, Told};
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
@@ -147,16 +148,16 @@ impl Hits {
         }
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
-            if !self.running.lets_by(&mut hit, probe, &self.reporter) {
+            let mut arguments = HitArguments::new(probe, &self.reporter);
+            if !self.running.lets_by(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self.records.tell_hit(&mut hit, probe, (*ip).into())?,
+                Purpose::Trace => self.records.tell_hit(&mut hit, probe, *ip, arguments)?,
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
-                    self.running
-                        .add_value(&mut hit, probe, aggregated, &self.reporter);
+                    self.running.add_value(&mut hit, &mut arguments, aggregated);
                 }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
@@ -263,7 +264,10 @@ impl Hits {
                 probe.counters.count_hit();
                 hit.regs.rip = ip.0;
                 match &probe.purpose {
-                    Purpose::Trace => self.records.tell_hit(&mut hit, &probe, ip.into())?,
+                    Purpose::Trace => {
+                        let arguments = HitArguments::new(&probe, &self.reporter);
+                        self.records.tell_hit(&mut hit, &probe, ip, arguments)?;
+                    }
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;
                     }

@@ -36,7 +36,7 @@ impl Executor {
             ..regs
         })?;
         for (probe, _) in &plant.probes {
-            probe.passed_by(Tier::Relocated);
+            probe.tier.passed_by(Tier::Relocated);
         }
         Ok(HitOutcome::Resume)
     }

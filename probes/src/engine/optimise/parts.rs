@@ -75,7 +75,7 @@ pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
             || probe.reads_memory()
             || probe.program_reads_memory();
         if would_do {
-            probe.set_optimised(why.is_none());
+            probe.tier.set_optimised(why.is_none());
             probe.status.set_unoptimised(why.map(str::to_owned));
         }
     }

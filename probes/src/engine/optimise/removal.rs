@@ -28,7 +28,7 @@ impl Optimiser {
                 let is_armed = self.probes.armed.load(Ordering::Acquire)
                     && probe.is_enabled()
                     && probe.status.state() == ProbeState::Armed;
-                probe.set_optimised(!is_armed);
+                probe.tier.set_optimised(!is_armed);
             }
         }
         plant.optimising.reopen();

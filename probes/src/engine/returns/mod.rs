@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use address::Gva;
 use text::{GuestError, Vcpu};
 
+use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -127,8 +128,8 @@ impl Returns {
                 ReturnAction::Trace => self.records.tell_return(hit, &call)?,
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => {
-                    self.running
-                        .add_value(hit, &call.probe, aggregated, &self.reporter);
+                    let mut arguments = HitArguments::new(&call.probe, &self.reporter);
+                    self.running.add_value(hit, &mut arguments, aggregated);
                 }
             }
             if is_at_slot {

@@ -5,34 +5,30 @@ use introspect::{PerCpu, read_virt};
 use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
-use crate::arguments::Unread;
-use crate::engine::reporter::Reporter;
+use crate::engine::hit_arguments::HitArguments;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
 use crate::registry::Probe;
 
 /// The operands of programs, for a vCPU at a hit. Registers are free; each value in guest memory costs a walk of the guest's
 /// page tables.
-struct Seen<'e, 'h, 'v> {
-    running: &'e Running,
+struct Seen<'h, 'e, 'v> {
+    running: &'h Running,
     hit: &'h mut HitContext<'v>,
-    probe: &'e Probe,
-    /// The arguments that are in no register, once they were needed.
-    arguments: Option<Result<[u64; 6], Unread>>,
+    arguments: &'h mut HitArguments<'e>,
 }
 
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
-        if let Operand::Argument(argument) = operand {
-            if self.arguments.is_none() {
-                self.arguments = self.probe.arguments.read(self.hit);
-            }
+        if let Operand::Argument(argument) = operand
+            && let Some(arguments) = self.arguments.at(self.hit)
+        {
             let number = usize::from(argument.number());
-            match &self.arguments {
-                Some(Ok(arguments)) => return arguments.get(number).copied().unwrap_or(0),
-                Some(Err(_)) => return 0,
-                None => (),
-            }
+            return arguments
+                .unwrap_or_default()
+                .get(number)
+                .copied()
+                .unwrap_or(0);
         }
         if let Some(register) = operand.register() {
             return register_value(&self.hit.regs, register);
@@ -48,23 +44,7 @@ impl Values for Seen<'_, '_, '_> {
     }
 }
 
-impl<'e, 'h, 'v> Seen<'e, 'h, 'v> {
-    const fn new(running: &'e Running, hit: &'h mut HitContext<'v>, probe: &'e Probe) -> Self {
-        Self {
-            running,
-            hit,
-            probe,
-            arguments: None,
-        }
-    }
-
-    /// Says so if the program has got 0 for arguments that cannot be read.
-    fn tell_unread(&self, reporter: &Reporter) {
-        if let Some(Err(why)) = &self.arguments {
-            reporter.tell_unread(self.probe, why);
-        }
-    }
-
+impl Seen<'_, '_, '_> {
     /// Reads a per-CPU variable. `None` if the variable's location is unknown, or the kernel has not booted far enough.
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
@@ -83,15 +63,17 @@ impl Running {
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
-        reporter: &Reporter,
+        arguments: &mut HitArguments<'_>,
     ) -> bool {
         let Some(filtered) = &probe.filter else {
             return true;
         };
         let vcpu = hit.vcpu();
-        let mut seen = Seen::new(self, hit, probe);
-        let lets_by = filtered.filter.holds(&mut seen);
-        seen.tell_unread(reporter);
+        let lets_by = filtered.filter.holds(&mut Seen {
+            running: self,
+            hit,
+            arguments,
+        });
         filtered.decided(vcpu, lets_by);
         if !lets_by {
             probe.counters.count_exit();
@@ -99,17 +81,19 @@ impl Running {
         lets_by
     }
 
-    /// Adds a value of the vCPU at `hit` of `probe`.
+    /// Adds a value of the vCPU at `hit`.
     pub(crate) fn add_value(
         &self,
         hit: &mut HitContext<'_>,
-        probe: &Probe,
+        arguments: &mut HitArguments<'_>,
         aggregated: &Aggregated,
-        reporter: &Reporter,
     ) {
-        let mut seen = Seen::new(self, hit, probe);
+        let mut seen = Seen {
+            running: self,
+            hit,
+            arguments,
+        };
         aggregated.add(seen.value(aggregated.aggregate.of()));
-        seen.tell_unread(reporter);
     }
 
     /// Looks up the kernel's per-CPU variables for programs, and what stacks need of the kernel's file, before the guest has to wait for the

@@ -4,6 +4,7 @@
 //! memory while all vCPUs are paused, together with the probes' hits: while a task reads a file, both go on counting.
 
 use address::Gva;
+use introspect::btf::Type;
 use introspect::{Btf, KernelImage, SymbolTable};
 use probes::{At, Engine, Kernel};
 
@@ -183,9 +184,12 @@ pub(super) fn numbers(
 /// The kernel counts each soft interrupt before the call of the only function for the interrupt's kind.
 fn soft_interrupts(live: &Live<'_>, places: &Places<'_>) -> Result<Vec<Own>, String> {
     let types = &places.types;
-    let kinds = types
-        .struct_named("kernel_stat")
-        .and_then(|of| types.array_len(types.member(of, "softirqs")?.ty));
+    let kinds = types.struct_named("kernel_stat").and_then(|of| {
+        match types.get(types.member(of, "softirqs")?.ty)? {
+            Type::Array { len, .. } => Some(len),
+            _ => None,
+        }
+    });
     let counts = places.member("kstat", "kernel_stat", "softirqs");
     let (Some(kinds), Some((counts, bytes)), Some(actions)) =
         (kinds, counts, places.address("softirq_vec"))
@@ -227,7 +231,7 @@ fn forks(places: &Places<'_>) -> Option<Own> {
 /// Up to 6.3 the kernel counts each call, at the beginning. Since then, calls that have to be repeated are not counted.
 fn faults(places: &Places<'_>, kernel: &Kernel) -> Option<Own> {
     let kinds = places.types.enum_named("vm_event_item")?;
-    let kind = places.types.enum_value(kinds, "PGFAULT")?;
+    let kind = places.types.as_enum(kinds)?.value("PGFAULT")?;
     let at = places.address("vm_event_states")?;
     let at = at.wrapping_add(u64::try_from(kind).ok()? * POINTER_BYTES as u64);
     (version(kernel.banner()?)? < (6, 4)).then(|| Own {
