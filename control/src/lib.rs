@@ -28,7 +28,7 @@ mod socket;
 mod target;
 mod target_memory;
 
-pub use client::{Client, ClientError, DumpStream, Events};
+pub use client::{Client, ClientError, DumpStream, Events, StacksOf};
 pub use dumped::{DumpEndedError, dump_ended};
 pub use hub::{EventHub, Tee};
 pub use server::{Incoming, Server, openapi};

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeStatus};
+use introspect::orc::NoOrc;
 use introspect::{Btf, SymbolTable};
 use manifest::ProbeConfig;
-use probes::{ArmError, At, Engine, ReadError, RegisterError, ResolveError};
+use probes::{ArmError, At, Engine, ReadError, RegisterError, ResolveError, StackReader};
 use text::Paused;
-use vmm::{Control, End};
+use vmm::{Control, End, VcpuState};
 
 /// Constant properties of a machine.
 #[derive(Clone, Debug)]
@@ -107,6 +108,12 @@ pub trait Target: Send + Sync {
     fn translate(&self, at: Gva) -> Option<Gpa>;
     /// Whether `at` is in hyprobe's code in the guest's address space.
     fn is_in_detour(&self, at: Gva) -> bool;
+    /// A reader of the stacks of the machine, which is paused with its first vCPU in the state `vcpu`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no tables for unwinding.
+    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoOrc>;
     /// The kernel's symbols, at the addresses where they were linked.
     fn symbols(&self) -> &SymbolTable;
     /// The kernel's types; `None` for a kernel without BTF.
@@ -230,6 +237,10 @@ impl Target for Live {
 
     fn is_in_detour(&self, at: Gva) -> bool {
         self.engine.is_in_detour(at)
+    }
+
+    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoOrc> {
+        self.engine.inventory().stack_reader(vcpu)
     }
 
     fn symbols(&self) -> &SymbolTable {

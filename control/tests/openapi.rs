@@ -32,6 +32,7 @@ fn every_path_is_described() {
         "/types",
         "/print",
         "/tasks",
+        "/stacks",
         "/modules",
         "/log",
         "/metrics",

@@ -101,6 +101,13 @@ impl<'k> KernelView<'k> {
         })
     }
 
+    /// Whether a symbol of the kernel's image is at the running address `at`.
+    pub(crate) fn begins_symbol(&self, at: Gva) -> bool {
+        let linked = Gva(at.0.wrapping_sub(self.slide.cast_unsigned()));
+        let found = self.symbols.resolve(linked);
+        found.is_some_and(|found| found.offset == 0)
+    }
+
     /// Fills `buf` from `at` on.
     ///
     /// # Errors

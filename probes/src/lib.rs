@@ -22,7 +22,7 @@ mod session;
 pub use arguments::ArgumentSource;
 pub use engine::{
     Abilities, ArmError, At, Engine, EngineAction, Inventory, Prepared, ReadError, RegisterError,
-    UnprobedExits,
+    Stack, StackReader, UnprobedExits,
 };
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,

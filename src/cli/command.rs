@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use super::remote::{
-    CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, PsArgs, TopArgs, ViewArgs,
+    BtArgs, CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, PsArgs, TopArgs, ViewArgs,
 };
 use super::run::RunArgs;
 use super::test::TestArgs;
@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// List the tasks of a run's guest, from the memory of its kernel
     Ps(PsArgs),
+    /// Print kernel stacks of a run's guest: of its vCPUs, or of tasks, also sleeping ones
+    Bt(BtArgs),
     /// List the modules of a run's guest, as `lsmod` in the guest does
     Lsmod(ViewArgs),
     /// Print the log of a run's guest, as `dmesg` in the guest does

@@ -147,6 +147,21 @@ pub(crate) struct PsArgs {
     pub(crate) threads: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct BtArgs {
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    /// Number of a thread, as `hyprobe ps --threads` prints it [default: what the vCPUs run]
+    #[arg(value_name = "TID", conflicts_with_all = ["vcpu", "all"])]
+    pub(crate) tid: Option<i32>,
+    /// The stack of this vCPU alone
+    #[arg(long, value_name = "N", conflicts_with = "all")]
+    pub(crate) vcpu: Option<usize>,
+    /// The stacks of all vCPUs and of every thread
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
 /// Which run's kernel to view, and in which form.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArgs {

@@ -16,6 +16,7 @@ pub(crate) fn execute(cli: &Cli) -> Exit {
         Command::Events(args) => remote::events(args, registers).map_err(boxed),
         Command::Top(args) => remote::top(args).map_err(boxed),
         Command::Ps(args) => remote::ps(args).map_err(boxed),
+        Command::Bt(args) => remote::bt(args).map_err(boxed),
         Command::Lsmod(args) => remote::lsmod(args).map_err(boxed),
         Command::Dmesg(args) => remote::dmesg(args).map_err(boxed),
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),

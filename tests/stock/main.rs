@@ -23,6 +23,7 @@ mod print;
 mod remote;
 mod returns;
 mod schema;
+mod sleeping;
 mod stacks;
 mod syscalls;
 mod tracepoints;

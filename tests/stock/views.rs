@@ -1,13 +1,14 @@
-//! `hyprobe ps`, `lsmod` and `dmesg`, compared with what the guest itself says.
+//! `hyprobe ps`, `lsmod`, `dmesg` and `bt`, compared with what the guest itself says.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
 use control::Client;
-use control::api::{ListedModule, ListedTask, LogRecord, MachineState};
+use control::api::{ListedModule, ListedStack, ListedTask, LogRecord, MachineState};
 
 use crate::boot::{Boot, Running, Stock};
+use crate::sleeping;
 
 const SOCKET: &str = "x.sock";
 /// The text of a view of `/proc`: the lines between these words on the console.
@@ -56,9 +57,24 @@ tasks() {
         done 2>/dev/null <$d/status
     done
 }
+stacks() {
+    for d in /proc/[0-9]*; do
+        switches=
+        while read -r key count rest; do
+            case $key in *voluntary_ctxt_switches:) switches="$switches $count" ;; esac
+        done 2>/dev/null <$d/status
+        echo "task ${d#/proc/}$switches"
+        while read -r at function; do
+            echo "$function"
+        done 2>/dev/null <$d/stack
+    done
+}
 view() {
     echo "view $1 tasks"
     tasks
+    echo "end of view"
+    echo "view $1 stacks"
+    stacks
     echo "end of view"
 }
 view before
@@ -292,7 +308,11 @@ fn check(image: &str) {
     let modules: Vec<ListedModule> = views.objects(&["lsmod", "--json"]);
     let listed = views.command(&["lsmod"]);
     let printed = views.command(&["ps"]);
+    let stacks: Vec<ListedStack> = views.objects(&["bt", "--all", "--json"]);
+    let of_vcpus: Vec<ListedStack> = views.objects(&["bt", "--json"]);
     client.command("resume").expect("resumed");
+    let idle = sleeping::idle(|| views.objects(&["bt", "--json"]));
+    println!("{image}: idle: {idle:?}");
 
     let in_guest = view(&console, "before log");
     assert!(in_guest.lines().count() > 100, "{in_guest}");
@@ -347,6 +367,11 @@ fn check(image: &str) {
     let [before, after] = ["before tasks", "after tasks"].map(|name| tasks(&view(&console, name)));
     compare_tasks(&ours, &before, &after);
     processes_of_the_script(&ours[1]);
+    let [before, after] = ["before stacks", "after stacks"].map(|name| view(&console, name));
+    let compared = sleeping::compare(&stock, &stacks, &before, &after);
+    println!("{image}: {compared} stacks of sleeping tasks are equal");
+    assert!(compared > 20, "{compared}:\n{before}");
+    assert_eq!(stacks[..2], of_vcpus);
     assert_eq!(printed.lines().count(), ours[1].len() + 1, "{printed}");
     // No process of this guest has several threads.
     let tids = threads.iter().map(|task| (task.pid, task.tid));

@@ -8,10 +8,12 @@ use std::time::Duration;
 use address::{Gpa, Gva};
 use events::{Hex, ProbeId, ProbeState, ProbeStatus, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
+use introspect::orc::NoOrc;
 use introspect::{Btf, SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction, ProbeConfig};
-use probes::{ArmError, At, ReadError, ResolveError, ResolveProblem};
+use probes::{ArmError, At, ReadError, ResolveError, ResolveProblem, StackReader};
 use text::{GuestError, GuestMemory, Paused};
+use vmm::VcpuState;
 
 /// The symbols that `many_*` matches. The others are `one`, `two`, and `refused`, at which no probe can be planted.
 pub const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];
@@ -289,6 +291,12 @@ impl Target for Straw {
         self.looks_in_detours
             .fetch_update(order, order, count)
             .is_ok()
+    }
+
+    fn stack_reader(&self, _: &VcpuState) -> Result<StackReader<'_>, NoOrc> {
+        Err(NoOrc::NoLabel {
+            label: "__start_orc_unwind",
+        })
     }
 
     fn symbols(&self) -> &SymbolTable {

@@ -40,6 +40,8 @@ pub enum ProblemKind {
     NoSuchMethod,
     /// The probe does not exist.
     NoSuchProbe,
+    /// The task or the vCPU does not exist.
+    NoSuchTask,
     /// Parts of the request exclude each other, or a necessary part is missing.
     Contradictory,
     /// The text is no probe specification.
@@ -76,6 +78,7 @@ impl ProblemKind {
             Self::NoSuchPath => ("no-such-path", 404, "There is no such path"),
             Self::NoSuchMethod => ("no-such-method", 405, "The path has no such method"),
             Self::NoSuchProbe => ("no-such-probe", 404, "There is no such probe"),
+            Self::NoSuchTask => ("no-such-task", 404, "There is no such task"),
             Self::Contradictory => (
                 "contradictory",
                 422,

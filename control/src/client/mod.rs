@@ -24,7 +24,7 @@ pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
     AddProbes, Added, ChangeProbe, Changed, DeclaredType, Knobs, Log, Machine, Memory, Modules,
-    Printed, Probes, Problem, Removed, SetKnobs, Stats, Symbols, Tasks,
+    Printed, Probes, Problem, Removed, SetKnobs, Stacks, Stats, Symbols, Tasks,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -33,6 +33,19 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 const BACKLOG_LOOK: Duration = Duration::from_millis(5);
 /// Maximum length of an answer in bytes.
 const ANSWER_BYTES: usize = 64 << 20;
+
+/// What stacks are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StacksOf {
+    /// All vCPUs.
+    Vcpus,
+    /// The vCPU with this number.
+    Vcpu(usize),
+    /// The thread with this number.
+    Task(i32),
+    /// All vCPUs and all threads.
+    All,
+}
 
 /// A connection to a run. The first request connects, and so does the next request after the server has closed the connection.
 #[derive(Debug)]
@@ -233,6 +246,21 @@ impl Client {
     /// As above.
     pub fn tasks(&mut self, threads: bool) -> Result<Tasks, ClientError> {
         let path = format!("/tasks?threads={threads}");
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Unwinds kernel stacks.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn stacks(&mut self, of: StacksOf) -> Result<Stacks, ClientError> {
+        let path = match of {
+            StacksOf::Vcpus => "/stacks".to_owned(),
+            StacksOf::Vcpu(vcpu) => format!("/stacks?vcpu={vcpu}"),
+            StacksOf::Task(tid) => format!("/stacks?tid={tid}"),
+            StacksOf::All => "/stacks?all=true".to_owned(),
+        };
         self.ask(Method::GET, &path, None::<&()>)
     }
 

@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{dump, events, look, machine, metrics, probe, types, views};
+use super::{dump, events, look, machine, metrics, probe, stacks, types, views};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -35,6 +35,7 @@ use crate::api;
         types::types,
         types::print,
         views::tasks,
+        stacks::stacks,
         views::modules,
         views::log,
         show,

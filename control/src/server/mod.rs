@@ -16,6 +16,7 @@ mod names;
 mod pacing;
 mod probe;
 mod routes;
+mod stacks;
 mod types;
 mod views;
 

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
 
 use super::app::App;
-use super::{description, dump, events, look, machine, metrics, probe, types, views};
+use super::{description, dump, events, look, machine, metrics, probe, stacks, types, views};
 use crate::api::ProblemKind;
 
 /// The router of all paths.
@@ -34,6 +34,7 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route("/types", get(types::types))
         .route("/print", get(types::print))
         .route("/tasks", get(views::tasks))
+        .route("/stacks", get(stacks::stacks))
         .route("/modules", get(views::modules))
         .route("/log", get(views::log))
         .route("/metrics", get(metrics::metrics))

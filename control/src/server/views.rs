@@ -80,7 +80,7 @@ pub(super) async fn log(State(app): State<Arc<App>>) -> Result<Told<Log>, Proble
 }
 
 /// Looks at the kernel while the guest runs.
-fn prepared<T, E: Error + 'static>(
+pub(super) fn prepared<T, E: Error + 'static>(
     target: &dyn Target,
     look: impl FnOnce(&KernelView<'_>) -> Result<T, E>,
 ) -> Result<T, Problem> {
@@ -98,7 +98,7 @@ fn paused<T, E: Error + 'static>(
 }
 
 /// The error with its causes. If an address could not be read, the last cause is why: the kernel may not have booted far enough.
-fn cannot_view(target: &dyn Target, error: &(dyn Error + 'static)) -> Problem {
+pub(super) fn cannot_view(target: &dyn Target, error: &(dyn Error + 'static)) -> Problem {
     let mut detail = chain(error);
     let mut causes = std::iter::once(error).chain(errors::causes(error));
     let failed = causes.find_map(|cause| match cause.downcast_ref() {

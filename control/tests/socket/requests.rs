@@ -384,6 +384,28 @@ fn view_of_a_kernel_without_types_is_refused_with_the_reason() {
 }
 
 #[test]
+fn stacks_of_a_kernel_without_rules_are_refused_with_the_reason() {
+    let rig = Rig::new();
+    for path in ["/stacks", "/stacks?vcpu=1"] {
+        let problem = rig.get(path).problem(422);
+        assert!(problem.is(ProblemKind::CannotRead), "{problem:?}");
+        assert!(problem.detail.contains("no ORC tables"), "{problem:?}");
+    }
+    for path in ["/stacks?tid=1", "/stacks?all=true"] {
+        let problem = rig.get(path).problem(422);
+        let types = "no type information (BTF)";
+        assert!(problem.detail.contains(types), "{problem:?}");
+    }
+    for path in [
+        "/stacks?vcpu=1&tid=2",
+        "/stacks?tid=1&all=true",
+        "/stacks?vcpu=-1",
+    ] {
+        rig.get(path).problem(400);
+    }
+}
+
+#[test]
 fn events_in_both_forms_from_any_number() {
     let mut rig = Rig::new();
     (1..=5).for_each(|n| rig.hub.event(note(n)));

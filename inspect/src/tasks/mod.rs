@@ -2,7 +2,8 @@
 //!
 //! The kernel links the first thread of each process into a list that begins at `init_task`, and the threads of a process into a list
 //! in its `signal_struct`. [`TaskList`] finds the places of the members once (`layout`), and then follows the lists (`walk`). A task
-//! gets its name (`name`), its state (`state`), its cgroup (`cgroup`) and its command line (`command_line`) from there.
+//! gets its name (`name`), its state (`state`), its cgroup (`cgroup`) and its command line (`command_line`) from there. The stack of a task
+//! that is on no processor starts at the registers that the kernel saved (`switched_out`).
 
 mod cgroup;
 mod command_line;
@@ -10,9 +11,11 @@ mod error;
 mod layout;
 mod name;
 mod state;
+mod switched_out;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use error::TaskListError;
+pub use switched_out::SwitchFrames;
 pub use walk::{Task, TaskList};

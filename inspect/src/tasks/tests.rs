@@ -123,6 +123,7 @@ fn processes_are_listed_and_threads_on_demand() {
     fake.put(place(2), &[1]);
     let tasks = read(&fake, false).expect("tasks");
     let many = Task {
+        at: at(place(2)),
         tid: 5,
         pid: 5,
         parent: 1,

@@ -24,6 +24,8 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 /// A task: a process, or a thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
+    /// The address of the `task_struct`.
+    pub at: Gva,
     /// The thread's number (`pid` in the kernel).
     pub tid: i32,
     /// The process's number (`tgid` in the kernel).
@@ -186,6 +188,7 @@ impl Walk<'_> {
             .checked_sub(text)
             .ok_or(TaskListError::TooLong { limit })?;
         let task = Task {
+            at,
             tid: number(word(layout.tid)),
             pid: number(word(layout.pid)),
             parent: number(parent.map_err(unreadable("parent", at))?),

@@ -21,5 +21,6 @@ pub use module::ModuleRules;
 pub use table::{NoOrc, OrcTable};
 pub use trampolines::TrampolineLayout;
 pub use unwind::{
-    CodeFrame, Displaced, Incomplete, KernelStack, StackSource, StartRegisters, unwind,
+    CodeFrame, Displaced, Incomplete, KernelStack, StackSource, Start, StartRegisters, SwitchFrame,
+    unwind,
 };

@@ -176,6 +176,10 @@ impl Fake {
     }
 
     fn stack(&self, start: StartRegisters) -> (Vec<u64>, Option<Incomplete>) {
+        self.stack_from(Start::Stopped(start))
+    }
+
+    fn stack_from(&self, start: Start) -> (Vec<u64>, Option<Incomplete>) {
         let stack = unwind(self, start, 8);
         let ips = stack.frames.iter().map(|frame| frame.ip.0).collect();
         (ips, stack.incomplete)
@@ -227,6 +231,28 @@ fn calls_are_followed_to_the_end_of_the_stack() {
     assert_eq!(fake.stack(at(0)).0.len(), 3);
 }
 
+#[test]
+fn task_that_was_switched_out_begins_behind_a_call_or_at_a_function() {
+    let fake = Fake::new(&[(STACK, TEXT + 0x601), (STACK + 8, TEXT + 0x601)]);
+    let frame = |ip, is_new| {
+        Start::SwitchedOut(SwitchFrame {
+            ip,
+            sp: STACK,
+            bp: 0,
+            is_new,
+        })
+    };
+    // The rule of the call, one byte before, has two words.
+    let words = fake.stack_from(frame(TEXT + 0x100, false));
+    assert_eq!(words, (vec![TEXT + 0x100, TEXT + 0x601], None));
+    let words = fake.stack_from(frame(TEXT, true));
+    assert_eq!(words, (vec![TEXT, TEXT + 0x601], None));
+    // No register is known that an interrupt would have saved.
+    let unknown = Some(Incomplete::NoRegister(Gva(TEXT + 0x500)));
+    let words = fake.stack_from(frame(TEXT + 0x500, true));
+    assert_eq!(words, (vec![TEXT + 0x500], unknown));
+}
+
 /// The words of a `struct pt_regs` at `at`.
 fn registers(at: u64, ip: u64, cs: u64, sp: u64) -> Vec<(u64, u64)> {
     let mut words: Vec<_> = (0..21)
@@ -275,7 +301,7 @@ fn call_through_a_null_pointer_has_its_caller() {
 fn replaced_return_address_ends_the_stack() {
     // The rule of the byte before would take the next word for a return address.
     let fake = Fake::new(&[(STACK, TRACER), (STACK + 0x28, TEXT + 0x601)]);
-    let stack = unwind(&fake, at(0), 8);
+    let stack = unwind(&fake, Start::Stopped(at(0)), 8);
     let [first, tracer] = stack.frames[..] else {
         panic!("two frames: {stack:?}")
     };

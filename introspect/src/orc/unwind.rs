@@ -68,6 +68,28 @@ pub struct StartRegisters {
     pub r13: u64,
 }
 
+/// The place where an unwinding starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A processor, stopped between two instructions.
+    Stopped(StartRegisters),
+    /// A task that is on no processor: what the kernel saved when the task was switched out.
+    SwitchedOut(SwitchFrame),
+}
+
+/// What the kernel saves on the stack of a task that it switches out (`struct inactive_task_frame`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchFrame {
+    /// The return address.
+    pub ip: u64,
+    /// The stack pointer behind the frame.
+    pub sp: u64,
+    /// The frame pointer.
+    pub bp: u64,
+    /// Whether the task has not run yet: `ip` is a function's first instruction, and no return address.
+    pub is_new: bool,
+}
+
 /// An instruction on a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeFrame {
@@ -114,7 +136,7 @@ pub enum Incomplete {
 }
 
 /// Unwinds the stack from `start` on, `limit` frames at the most.
-pub fn unwind(source: &dyn StackSource, start: StartRegisters, limit: usize) -> KernelStack {
+pub fn unwind(source: &dyn StackSource, start: Start, limit: usize) -> KernelStack {
     let mut at = Position::new(source, start);
     let mut stack = KernelStack::default();
     let mut unknown = 0;
@@ -186,13 +208,22 @@ struct Position {
 }
 
 impl Position {
-    fn new(source: &dyn StackSource, start: StartRegisters) -> Self {
-        let mut position = Self {
-            ip: start.ip,
-            sp: start.sp,
-            bp: start.bp,
-            interrupted: true,
-            all: Some(start),
+    fn new(source: &dyn StackSource, start: Start) -> Self {
+        let mut position = match start {
+            Start::Stopped(registers) => Self {
+                ip: registers.ip,
+                sp: registers.sp,
+                bp: registers.bp,
+                interrupted: true,
+                all: Some(registers),
+            },
+            Start::SwitchedOut(frame) => Self {
+                ip: frame.ip,
+                sp: frame.sp,
+                bp: frame.bp,
+                interrupted: frame.is_new,
+                all: None,
+            },
         };
         position.leave_injected_code(source);
         position

@@ -32,6 +32,7 @@ mod register;
 mod reporter;
 mod returns;
 mod running;
+mod stack_reader;
 mod stacks;
 mod tasks;
 #[cfg(test)]
@@ -97,6 +98,8 @@ pub use arm::error::ArmError;
 pub use engine_action::EngineAction;
 pub use inventory::{At, Inventory, ReadError};
 pub use register::{Prepared, RegisterError};
+pub use stack_reader::StackReader;
+pub use stacks::Stack;
 pub use unprobed_exits::UnprobedExits;
 
 impl fmt::Debug for Engine {

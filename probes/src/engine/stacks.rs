@@ -11,7 +11,8 @@ use address::Gva;
 use detour::Detour;
 use events::StackFrame;
 use introspect::orc::{
-    CodeFrame, Displaced, Incomplete, OrcTable, Rule, StackSource, StartRegisters, unwind,
+    CodeFrame, Displaced, Incomplete, KernelStack, OrcTable, Rule, StackSource, Start,
+    StartRegisters, unwind,
 };
 use introspect::{Module, PagingState, Symbol, read_virt};
 
@@ -20,7 +21,7 @@ use crate::engine::running::Running;
 /// The most frames of a stack: many events may wait for a reader.
 const MAX_FRAMES: usize = 64;
 /// The most modules whose symbols are kept.
-const MAX_MODULES: usize = 64;
+pub(crate) const MAX_MODULES: usize = 64;
 /// The most symbols that are kept: some 64 MB. The largest module has 60 000.
 const MAX_SYMBOLS: usize = 1 << 19;
 /// The most modules whose symbols are read for one stack, which the vCPU waits for. The kernel's own stacks pass through a few modules.
@@ -41,10 +42,11 @@ const MODULES: &str = "modules";
 
 /// A stack with names.
 #[derive(Debug)]
-pub(crate) struct Stack {
-    pub(crate) frames: Vec<StackFrame>,
+pub struct Stack {
+    /// The frames, the innermost function first.
+    pub frames: Vec<StackFrame>,
     /// The reason why the stack ends early.
-    pub(crate) incomplete: Option<String>,
+    pub incomplete: Option<String>,
 }
 
 impl Stack {
@@ -92,21 +94,23 @@ impl Stacks {
                 };
             }
         };
-        let view = StackView {
+        let view = self.view(*paging, table, MAX_READ);
+        view.named(&view.unwind(Start::Stopped(start(regs))))
+    }
+
+    /// The kernel in this address space. The symbols of `may_read` modules are read at the most.
+    pub(crate) fn view<'s>(
+        &'s self,
+        paging: PagingState,
+        table: &'s OrcTable,
+        may_read: usize,
+    ) -> StackView<'s> {
+        StackView {
             stacks: self,
             paging,
             table,
             modules: OnceCell::new(),
-            read: Cell::new(0),
-        };
-        let stack = unwind(&view, start(regs), MAX_FRAMES);
-        Stack {
-            frames: stack
-                .frames
-                .iter()
-                .map(|frame| view.named(*frame))
-                .collect(),
-            incomplete: stack.incomplete.as_ref().map(Incomplete::to_string),
+            may_read: Cell::new(may_read),
         }
     }
 
@@ -138,7 +142,7 @@ impl Stacks {
 }
 
 /// The registers that an unwinding starts with.
-fn start(regs: &vmm::kvm_regs) -> StartRegisters {
+pub(crate) fn start(regs: &vmm::kvm_regs) -> StartRegisters {
     StartRegisters {
         ip: regs.rip,
         sp: regs.rsp,
@@ -151,21 +155,33 @@ fn start(regs: &vmm::kvm_regs) -> StartRegisters {
     }
 }
 
-/// The kernel during one unwinding.
-struct StackView<'s> {
-    stacks: &'s Stacks,
-    paging: &'s PagingState,
+/// The kernel during the unwinding of a stack, or of several while the machine is paused.
+pub(crate) struct StackView<'s> {
+    pub(crate) stacks: &'s Stacks,
+    paging: PagingState,
     table: &'s OrcTable,
     /// Read once, for the first frame outside the kernel's image: a false list may be long.
     modules: OnceCell<Vec<Module>>,
-    /// The number of modules whose symbols have been read for this stack.
-    read: Cell<usize>,
+    /// The number of modules whose symbols may still be read.
+    may_read: Cell<usize>,
 }
 
 impl StackView<'_> {
+    pub(crate) fn unwind(&self, start: Start) -> KernelStack {
+        unwind(self, start, MAX_FRAMES)
+    }
+
+    pub(crate) fn named(&self, stack: &KernelStack) -> Stack {
+        let frames = stack.frames.iter().map(|frame| self.frame(*frame));
+        Stack {
+            frames: frames.collect(),
+            incomplete: stack.incomplete.as_ref().map(Incomplete::to_string),
+        }
+    }
+
     /// The module whose code is at `at`, without symbols.
     fn module_at(&self, at: Gva) -> Option<&Module> {
-        let read = || self.stacks.modules(self.paging).unwrap_or_default();
+        let read = || self.stacks.modules(&self.paging).unwrap_or_default();
         let mut modules = self.modules.get_or_init(read).iter();
         modules.find(|module| module.holds_code(at))
     }
@@ -183,14 +199,14 @@ impl StackView<'_> {
         let symbols = running.kernel.symbols();
         let slide = running.located.get()?.slide.cast_unsigned();
         let address = |name| Some(symbols.address_of(name)?.wrapping_add(slide));
-        let read = |at| running.word(self.paging, at);
+        let read = |at| running.word(&self.paging, at);
         let first = Gva(read(address(FTRACE_USERS)?)?);
         let layout = running.kernel.trampolines()?;
         let original = layout.original(first, address(LAST_FTRACE_USER)?, at, read)?;
         self.table.rule(symbols.address_of(original)?)
     }
 
-    fn named(&self, frame: CodeFrame) -> StackFrame {
+    fn frame(&self, frame: CodeFrame) -> StackFrame {
         // See `CodeFrame::is_return_address`.
         let within = Gva(frame.ip.0.wrapping_sub(u64::from(frame.is_return_address)));
         let (symbol, module) = match self.linked(within) {
@@ -207,9 +223,8 @@ impl StackView<'_> {
     /// `module` with its symbols, which are read once.
     fn with_symbols(&self, module: &Module) -> Option<Arc<Module>> {
         self.stacks.known(module).or_else(|| {
-            self.read.set(self.read.get() + 1);
-            let may_read = self.read.get() <= MAX_READ;
-            may_read.then(|| self.stacks.with_symbols(self.paging, module))?
+            self.may_read.set(self.may_read.get().checked_sub(1)?);
+            self.stacks.with_symbols(&self.paging, module)
         })
     }
 
@@ -254,11 +269,11 @@ impl StackSource for StackView<'_> {
         };
         let memory = self.stacks.running.planter.own();
         let rules = module.unwind_rules()?;
-        rules.rule(&memory, self.paging, self.table.format(), at)
+        rules.rule(&memory, &self.paging, self.table.format(), at)
     }
 
     fn word(&self, at: Gva) -> Option<u64> {
-        self.stacks.running.word(self.paging, at)
+        self.stacks.running.word(&self.paging, at)
     }
 
     fn replaces_returns(&self, at: Gva) -> bool {
@@ -275,7 +290,7 @@ impl StackSource for StackView<'_> {
         let laid = self.stacks.detour.laid_at(at)?;
         let mut code = vec![0; laid.len];
         let memory = &self.stacks.running.planter;
-        read_virt(memory, self.paging, laid.entry, &mut code).ok()?;
+        read_virt(memory, &self.paging, laid.entry, &mut code).ok()?;
         laid.displaced_at(&code, at)
     }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use address::Gva;
 use detour::{NAME_BYTES, RecordedTask, TaskFields};
 use events::Task;
-use introspect::read_virt;
+use introspect::{PagingState, read_virt};
 use text::{GuestError, SystemState, Vcpu};
+use vmm::VcpuState;
 
 use crate::engine::running::Running;
 use crate::engine::running::located::Reached;
@@ -48,18 +49,16 @@ impl Tasks {
         {
             return None;
         }
-        self.read(state)
+        self.read(&state.paging, state.system.segments.gs.base)
     }
 
-    fn read(&self, state: &SystemState) -> Option<Task> {
+    /// The task of a processor with the per-CPU area at `gs`.
+    fn read(&self, paging: &PagingState, gs: u64) -> Option<Task> {
         let layout = self.running.kernel.tasks()?;
-        let current = layout.current(
-            state.system.segments.gs.base,
-            self.running.slide().unwrap_or(0),
-        );
+        let current = layout.current(gs, self.running.slide().unwrap_or(0));
         // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
         let memory = &*self.running.memory;
-        let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, &state.paging, at, bytes).ok();
+        let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, paging, at, bytes).ok();
         let (mut task, mut numbers, mut comm) = ([0; 8], [0; 8], vec![0; layout.comm_bytes]);
         read(current, &mut task)?;
         let task = Gva(u64::from_le_bytes(task));
@@ -73,6 +72,22 @@ impl Tasks {
         })
     }
 
+    /// The task of a stopped vCPU, also of one in user mode: the kernel's `gs` is put aside there.
+    pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
+        let ip = Gva(vcpu.regs.rip);
+        let linked = self.running.located.get()?.linked(ip);
+        let gs = match is_in_user_mode(vcpu) {
+            true => vcpu.kernel_gs_base,
+            // See `at`.
+            false if self.running.kernel.is_entry(linked) => return None,
+            false => vcpu.sregs.gs.base,
+        };
+        if self.running.boot_patched.get() && !self.found.get() {
+            return None;
+        }
+        self.read(paging, gs)
+    }
+
     /// Looks for the kernel's first task on the vCPU. Until it is found, records hold no task.
     ///
     /// # Errors
@@ -81,7 +96,8 @@ impl Tasks {
     pub(crate) fn look_for_first(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let is_first = |task: Task| task.comm.starts_with(FIRST_TASK) && task.tid == 0;
         let state = vcpu.system_state()?;
-        self.found.set(self.read(&state).is_some_and(is_first));
+        let found = self.read(&state.paging, state.system.segments.gs.base);
+        self.found.set(found.is_some_and(is_first));
         Ok(())
     }
 
@@ -94,6 +110,11 @@ impl Tasks {
             comm: i32::try_from(layout.comm).ok()?,
         })
     }
+}
+
+/// Whether the vCPU runs a program.
+pub(crate) const fn is_in_user_mode(vcpu: &VcpuState) -> bool {
+    vcpu.sregs.ss.dpl == 3
 }
 
 /// The task of a record.

@@ -31,7 +31,7 @@ const DATA: [&str; 10] = [
     "__per_cpu_offset",
 ];
 /// The operator's probes in a stock guest: functions of system calls, of interrupts and of the guest's module.
-const STOCK_PROBES: [&str; 32] = [
+const STOCK_PROBES: [&str; 37] = [
     "kprobe:do_sys_openat2",
     "kretprobe:do_sys_openat2",
     "kprobe:ksys_read",
@@ -64,6 +64,11 @@ const STOCK_PROBES: [&str; 32] = [
     "kprobe:do_sys_openat2+0x10",
     "kprobe:native_read_cr2",
     "kprobe:serial8250_*",
+    "syscall:*",
+    "retsyscall:openat",
+    "tracepoint:sched:sched_switch",
+    "tracepoint:syscalls:*",
+    "tracepoint:irq:*",
 ];
 
 /// A guest that can be booted with any seed.

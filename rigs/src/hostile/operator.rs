@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::api::{AddProbe, AddProbes, ChangeProbe, Removed, SetKnobs};
-use control::{Client, ClientError};
+use control::{Client, ClientError, StacksOf};
 use manifest::ProbeAction;
 
 use crate::busy::random::Random;
@@ -33,6 +33,13 @@ const FILTERS: [&str; 4] = [
     "cpu == 1",
     "arg2 > 4096 && cpu == 0",
     "arg1 == 7",
+];
+/// Values along pointers that the guest scribbles over.
+const VALUES: [&str; 4] = [
+    "init_task",
+    "*init_task.tasks.next",
+    "modules.next->next",
+    "per_cpu(current_task, 1)->mm->pgd",
 ];
 const AGGREGATES: [&str; 3] = ["hist(arg2)", "sum(arg0)", "max(arg1)"];
 
@@ -191,7 +198,8 @@ impl Operator<'_> {
                     optimization: Some(random.below(3) != 0),
                 })?;
             }
-            79..83 => drop(client.probes()?),
+            79..81 => drop(client.probes()?),
+            81..83 | 92 => look(client, random)?,
             83..87 => {
                 if let Some(id) = any(random, ids) {
                     client.stats(&id.to_string())?;
@@ -201,7 +209,7 @@ impl Operator<'_> {
                 let (place, at) = READS[random.below(READS.len())];
                 client.memory(place, at, 1 + random.below(0x10000) as u64)?;
             }
-            92..94 => drop(client.symbols("*e*")?),
+            93 => drop(client.symbols("*e*")?),
             94..97 => {
                 client.command("pause")?;
                 client.command("resume")?;
@@ -231,11 +239,30 @@ impl Operator<'_> {
             enabled: random.below(8) != 0,
             maxactive: spec.starts_with("kretprobe").then_some(64),
             action: counts.then_some(ProbeAction::Count),
+            stack: aggregate.is_none() && !counts && random.below(2) == 0,
             filter,
             aggregate,
             ..AddProbe::new(spec.as_str())
         }
     }
+}
+
+/// Looks at lists, stacks, the log and values in memory that the guest scribbles over.
+fn look(client: &mut Client, random: &mut Random) -> Result<(), ClientError> {
+    match random.below(8) {
+        0 => drop(client.tasks(false)?),
+        1 => drop(client.tasks(true)?),
+        2 => drop(client.modules()?),
+        3 => drop(client.log()?),
+        4 => drop(client.stacks(StacksOf::Vcpus)?),
+        5 => drop(client.stacks(StacksOf::All)?),
+        6 => drop(client.stacks(StacksOf::Task(1))?),
+        _ => {
+            let value = VALUES[random.below(VALUES.len())];
+            client.print(value, None, None)?;
+        }
+    }
+    Ok(())
 }
 
 fn any(random: &mut Random, ids: &[u64]) -> Option<u64> {

@@ -1,5 +1,6 @@
 //! Commands for a run in progress: clients of the run's control socket.
 
+mod bt;
 mod connect;
 mod ctl;
 mod dmesg;
@@ -15,6 +16,7 @@ mod ps;
 mod top;
 mod words;
 
+pub(crate) use self::bt::bt;
 pub(crate) use self::ctl::ctl;
 pub(crate) use self::dmesg::dmesg;
 pub(crate) use self::dump::dump;

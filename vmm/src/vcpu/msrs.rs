@@ -1,6 +1,7 @@
 //! The model-specific registers of a stopped vCPU.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
+use kvm_ioctls::VcpuFd;
 
 use super::error::VcpuError;
 use super::registers::VcpuRegisters;
@@ -54,19 +55,20 @@ impl VcpuRegisters<'_> {
     ///
     /// When KVM refuses.
     pub fn read_msr(&mut self, index: u32) -> Result<u64, VcpuError> {
-        let failed = |errno| self.failed("KVM_GET_MSRS")(kvm_ioctls::Error::new(errno));
-        let entry = kvm_msr_entry {
-            index,
-            ..Default::default()
-        };
-        let mut msrs = Msrs::from_entries(&[entry]).map_err(|_| failed(libc::ENOMEM))?;
-        let read = self
-            .fd
-            .get_msrs(&mut msrs)
-            .map_err(self.failed("KVM_GET_MSRS"))?;
-        match read {
-            1 => Ok(msrs.as_slice()[0].data),
-            _ => Err(failed(libc::EINVAL)),
-        }
+        msr(self.fd, index).map_err(self.failed("KVM_GET_MSRS"))
+    }
+}
+
+/// Reads a model-specific register of `vcpu`.
+pub(super) fn msr(vcpu: &VcpuFd, index: u32) -> Result<u64, kvm_ioctls::Error> {
+    let entry = kvm_msr_entry {
+        index,
+        ..Default::default()
+    };
+    let mut msrs =
+        Msrs::from_entries(&[entry]).map_err(|_| kvm_ioctls::Error::new(libc::ENOMEM))?;
+    match vcpu.get_msrs(&mut msrs)? {
+        1 => Ok(msrs.as_slice()[0].data),
+        _ => Err(kvm_ioctls::Error::new(libc::EINVAL)),
     }
 }

@@ -15,6 +15,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{VcpuFd, VmFd};
 
 use super::error::VcpuError;
+use super::msrs::msr;
 
 /// The registers of a paused vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,7 +24,12 @@ pub struct VcpuState {
     pub regs: kvm_regs,
     /// Segments, descriptor tables and control registers.
     pub sregs: kvm_sregs,
+    /// The base of GS that `swapgs` changes to (IA32_KERNEL_GS_BASE).
+    pub kernel_gs_base: u64,
 }
+
+/// IA32_KERNEL_GS_BASE.
+const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 /// Second descriptors of all vCPUs.
 #[derive(Debug)]
@@ -71,6 +77,7 @@ impl StateReaders {
             states.push(VcpuState {
                 regs,
                 sregs: fd.get_sregs().map_err(failed("KVM_GET_SREGS"))?,
+                kernel_gs_base: msr(fd, MSR_KERNEL_GS_BASE).map_err(failed("KVM_GET_MSRS"))?,
             });
         }
         Ok(states)

@@ -1,0 +1,83 @@
+//! `hyprobe bt`.
+
+use control::StacksOf;
+use control::api::ListedStack;
+
+use super::connect::connect;
+use super::error::RemoteError;
+use super::objects::print;
+use crate::cli::BtArgs;
+use crate::exit::Exit;
+use crate::report::printable;
+
+/// Prints kernel stacks of the guest.
+pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
+    let of = match (args.tid, args.vcpu, args.all) {
+        (Some(tid), _, _) => StacksOf::Task(tid),
+        (_, Some(vcpu), _) => StacksOf::Vcpu(vcpu),
+        (_, _, true) => StacksOf::All,
+        _ => StacksOf::Vcpus,
+    };
+    let stacks = connect(&args.view.run)?.stacks(of)?.stacks;
+    print(&stacks, args.view.json, || text(&stacks))?;
+    Ok(Exit::Done)
+}
+
+/// A heading and a line for each frame; empty lines between the stacks.
+fn text(stacks: &[ListedStack]) -> String {
+    let stacks = stacks.iter().map(|listed| {
+        let mut lines = vec![heading(listed)];
+        lines.extend(listed.stack.iter().map(|frame| format!("    {frame}")));
+        lines.extend(
+            listed
+                .stack_incomplete
+                .iter()
+                .map(|why| format!("    … {why}")),
+        );
+        let lines = lines.iter().map(|line| format!("{}\n", printable(line)));
+        lines.collect::<String>()
+    });
+    stacks.collect::<Vec<_>>().join("\n")
+}
+
+/// `cpu0  cat[312]`, or `sleep[77]  S`.
+fn heading(listed: &ListedStack) -> String {
+    let vcpu = listed.vcpu.map(|number| format!("cpu{number}"));
+    let task = listed.task.as_ref().map(ToString::to_string);
+    let state = listed.state.map(String::from);
+    let mode = listed.user_mode.then(|| "in user mode".to_owned());
+    let words = [vcpu, task, state, mode].into_iter().flatten();
+    words.collect::<Vec<_>>().join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_have_headings_and_indented_frames() {
+        let stacks = serde_json::json!([
+            {
+                "vcpu": 0, "task": { "pid": 1, "tid": 7, "comm": "a\nb" }, "user_mode": false,
+                "stack": [
+                    { "address": "0xffffffff81000005", "symbol": "vfs_read+0x5/0x1a0" },
+                    { "address": "0xffffffffc0000000", "module": "tun" },
+                ],
+                "stack_incomplete": "the stack has more than 64 frames",
+            },
+            { "vcpu": 1, "user_mode": true, "stack": [] },
+            { "task": { "pid": 9, "tid": 9, "comm": "z" }, "state": "Z", "user_mode": false, "stack": [] },
+        ]);
+        let stacks: Vec<ListedStack> = serde_json::from_value(stacks).expect("stacks");
+        let expected = "cpu0  a\\nb[7]
+    vfs_read+0x5/0x1a0
+    0xffffffffc0000000 [tun]
+    … the stack has more than 64 frames
+
+cpu1  in user mode
+
+z[9]  Z
+";
+        assert_eq!(text(&stacks), expected);
+    }
+}

@@ -1,0 +1,95 @@
+//! Stacks of tasks that are on no vCPU, compared with the guest's `/proc/PID/stack`, and those of idle vCPUs.
+
+use std::collections::BTreeMap;
+
+use control::api::ListedStack;
+
+use crate::boot::Stock;
+
+/// The looks for idle vCPUs: now and then, a vCPU of an idle guest works for a moment.
+const LOOKS: usize = 50;
+
+/// Whether `/proc` leaves a function out: it belongs to the scheduler.
+fn is_left_out(stock: &Stock, frame: &str) -> bool {
+    let symbols = stock.kernel.symbols();
+    let label = |name| symbols.address_of(name).expect("a label");
+    let scheduler = label("__sched_text_start")..label("__sched_text_end");
+    let name = frame.split('+').next().unwrap_or(frame);
+    // Another function may have the same name.
+    let mut found = symbols.lookup_all(name).into_iter();
+    found.any(|symbol| scheduler.contains(&symbol.address))
+}
+
+/// The guest's view of a task: the counts of its switches, and its stack.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen<'v> {
+    switches: &'v str,
+    stack: Vec<&'v str>,
+}
+
+/// The guest's tasks: `task PID VOLUNTARY INVOLUNTARY`, then a line for each function.
+fn tasks(view: &str) -> BTreeMap<i32, Seen<'_>> {
+    let mut tasks: Vec<(i32, Seen<'_>)> = Vec::new();
+    for line in view.lines() {
+        if let Some(head) = line.strip_prefix("task ") {
+            let (pid, switches) = head.split_once(' ').expect("counts");
+            let stack = Vec::new();
+            tasks.push((pid.parse().expect("a number"), Seen { switches, stack }));
+        } else {
+            let (_, last) = tasks.last_mut().expect("a task");
+            last.stack.push(line);
+        }
+    }
+    tasks.into_iter().collect()
+}
+
+/// Whether the frame is of the task that reads `/proc/PID/stack`: its own stack is that of the read.
+fn is_reader(frame: &&str) -> bool {
+    frame.starts_with("proc_pid_stack+")
+}
+
+/// Compares the stacks of the tasks that have not run between the guest's two views; `ours` are from the time between. Returns their number.
+pub(crate) fn compare(stock: &Stock, ours: &[ListedStack], before: &str, after: &str) -> usize {
+    let (before, after) = (tasks(before), tasks(after));
+    let sleeping = |listed: &&ListedStack| listed.vcpu.is_none() && listed.state != Some('R');
+    let mut compared = 0;
+    for listed in ours.iter().filter(sleeping) {
+        let task = listed.task.as_ref().expect("a task");
+        let Some(theirs) = before.get(&task.tid) else {
+            continue;
+        };
+        if after.get(&task.tid) != Some(theirs) || theirs.stack.iter().any(is_reader) {
+            continue;
+        }
+        let frames = listed.stack.iter().map(ToString::to_string);
+        let frames: Vec<String> = frames.filter(|frame| !is_left_out(stock, frame)).collect();
+        assert_eq!(frames, theirs.stack, "{listed:?}");
+        assert_eq!(listed.stack_incomplete, None, "{listed:?}");
+        compared += usize::from(!frames.is_empty());
+    }
+    compared
+}
+
+/// The stacks of the vCPUs while all of them are idle.
+pub(crate) fn idle(mut look: impl FnMut() -> Vec<ListedStack>) -> Vec<ListedStack> {
+    let is_idle = |listed: &ListedStack| {
+        let task = listed.task.as_ref();
+        let mut symbols = listed
+            .stack
+            .iter()
+            .filter_map(|frame| frame.symbol.as_ref());
+        task.is_some_and(|task| task.tid == 0 && task.comm.starts_with("swapper/"))
+            && symbols.any(|symbol| symbol.starts_with("do_idle+"))
+    };
+    let mut last = Vec::new();
+    for _ in 0..LOOKS {
+        last = look();
+        for listed in &last {
+            assert_eq!(listed.stack_incomplete, None, "{listed:?}");
+        }
+        if last.len() == 2 && last.iter().all(is_idle) {
+            return last;
+        }
+    }
+    panic!("no look in {LOOKS} has found idle vCPUs: {last:?}");
+}
