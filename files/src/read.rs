@@ -27,14 +27,14 @@ pub enum ReadError {
     },
 }
 
-/// Reads the regular file at `path`, which may be a symbolic link. The file may have at most `max` bytes.
+/// Opens the regular file at `path`, which may be a symbolic link, for reading. The file may have at most `max` bytes. Returns the file and its size.
 ///
 /// The call waits for no other process: a FIFO without a writer is an error at once.
 ///
 /// # Errors
 ///
 /// See [`ReadError`].
-pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
+pub fn open_regular(path: &Path, max: u64) -> Result<(File, u64), ReadError> {
     // Without `NONBLOCK`, the open of a FIFO waits for a writer. Reads of regular files ignore the flag.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -56,6 +56,18 @@ pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
     if size > max {
         return Err(ReadError::TooLarge { max });
     }
+    Ok((file, size))
+}
+
+/// Reads the regular file at `path`, which may be a symbolic link. The file may have at most `max` bytes.
+///
+/// The call waits for no other process: a FIFO without a writer is an error at once.
+///
+/// # Errors
+///
+/// See [`ReadError`].
+pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
+    let (file, size) = open_regular(path, max)?;
     let mut bytes = Vec::new();
     bytes
         .try_reserve_exact(usize::try_from(size).unwrap_or(usize::MAX))

@@ -37,7 +37,9 @@ pub mod tracepoints;
 
 pub use btf::{Btf, BtfError};
 pub use idt::{Gate, Idt, InterruptFrame};
-pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
+pub use image::{
+    BuildId, GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage,
+};
 pub use int3::KernelInt3;
 pub use kprobes::OptimisedLayout;
 pub use memory::{FlatMemory, PhysMemory, Unreadable};

@@ -5,12 +5,14 @@
 //! kernel's tables work with either. [`KernelLayout`] says which addresses are text, and which
 //! addresses the kernel frees after boot.
 
+mod build_id;
 mod elf;
 mod guest;
 mod layout;
 mod reader;
 mod source;
 
+pub use build_id::BuildId;
 pub use elf::{ImageError, KernelImage, Segment};
 pub use guest::GuestImage;
 pub use layout::KernelLayout;

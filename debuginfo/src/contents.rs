@@ -1,0 +1,52 @@
+//! The parts of a file that look-ups need.
+
+use std::path::Path;
+
+use crate::budget::Budget;
+use crate::elf::ElfParts;
+use crate::error::{LookupError, OpenError};
+use crate::names::Names;
+use crate::reader;
+use crate::unit_lines::UnitLines;
+use crate::units::{self, UnitList};
+
+/// The sections of a file, and the list of its units.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) parts: ElfParts,
+    pub(crate) list: UnitList,
+}
+
+impl Contents {
+    /// Reads the file at `path`.
+    pub(crate) fn read(path: &Path) -> Result<Self, OpenError> {
+        let parts = ElfParts::read(path)?;
+        let mut budget = Budget::of_bytes(parts.bytes);
+        let list = units::index(&reader::borrow(&parts.sections), &mut budget)?;
+        Ok(Self { parts, list })
+    }
+
+    /// The budget of one look-up.
+    pub(crate) const fn budget(&self) -> Budget {
+        Budget::of_bytes(self.parts.bytes)
+    }
+
+    /// Decodes a unit.
+    pub(crate) fn decode(
+        &self,
+        index: usize,
+        budget: &mut Budget,
+    ) -> Result<UnitLines, LookupError> {
+        let dwarf = reader::borrow(&self.parts.sections);
+        let unit = units::open(&dwarf, &self.list.units[index])?;
+        let mut names = Names::new(&dwarf, &self.list.units);
+        UnitLines::decode(unit.unit_ref(&dwarf), &mut names, budget)
+    }
+
+    /// A path relative to the directory of the sources, if it is there.
+    pub(crate) fn shown(&self, path: &str) -> String {
+        let mut roots = self.list.roots.iter();
+        let within = roots.find_map(|root| path.strip_prefix(root.as_str()));
+        within.unwrap_or(path).to_owned()
+    }
+}

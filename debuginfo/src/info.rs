@@ -1,0 +1,117 @@
+//! A file with debug information, and the lines of an address.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use address::Gva;
+use introspect::{BuildId, SymbolTable};
+
+use crate::contents::Contents;
+use crate::error::{InlinedError, LineError, LookupError, OpenError};
+use crate::scopes;
+use crate::unit_lines::UnitLines;
+use crate::{inlined, line_addresses};
+
+/// The decoded units that are kept. A stack of a kernel goes through fewer.
+const MAX_DECODED: usize = 128;
+
+/// A line of a source file, with the function around.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFrame {
+    /// The function; `None` in code of an assembler.
+    pub function: Option<String>,
+    /// The path of the source file, relative to the directory of the kernel's sources.
+    pub file: Option<String>,
+    /// The line, from 1 on; 0 if the compiler names none.
+    pub line: u64,
+}
+
+/// A file with debug information.
+#[derive(Debug)]
+pub struct DebugInfo {
+    contents: Contents,
+    decoded: HashMap<usize, Arc<UnitLines>>,
+}
+
+impl DebugInfo {
+    /// Reads the regular file at `path`. The sections with debug information stay in memory.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self {
+            contents: Contents::read(path)?,
+            decoded: HashMap::new(),
+        })
+    }
+
+    /// The build-id of the kernel that the file belongs to.
+    #[must_use]
+    pub const fn build_id(&self) -> Option<&BuildId> {
+        self.contents.parts.build_id.as_ref()
+    }
+
+    /// The symbols of code in the file's symbol table; empty if the file has none.
+    #[must_use]
+    pub const fn symbols(&self) -> &SymbolTable {
+        &self.contents.parts.symbols
+    }
+
+    /// The lines of the code at the link-time address `address`: that of the innermost inlined function first, then those of the calls
+    /// around, the last in the function that has the code. Empty if the file does not know the address.
+    ///
+    /// # Errors
+    ///
+    /// If the debug information of the unit is damaged.
+    pub fn lines_at(&mut self, address: Gva) -> Result<Vec<SourceFrame>, LookupError> {
+        let holds = |index: &usize| self.contents.list.units[*index].holds(address.0);
+        let Some(index) = (0..self.contents.list.units.len()).find(holds) else {
+            return Ok(Vec::new());
+        };
+        let unit = match self.decoded.get(&index) {
+            Some(unit) => Arc::clone(unit),
+            None => {
+                let unit = Arc::new(self.contents.decode(index, &mut self.contents.budget())?);
+                if self.decoded.len() >= MAX_DECODED {
+                    self.decoded.clear();
+                }
+                self.decoded.insert(index, Arc::clone(&unit));
+                unit
+            }
+        };
+        let chain = scopes::chain(&unit.scopes, address.0);
+        let places = unit.places(&chain, address.0);
+        let frames = places.into_iter().enumerate().map(|(level, place)| {
+            let scope = chain.get(level).map(|&scope| &unit.scopes[scope]);
+            let (file, line) = place.unwrap_or_default();
+            SourceFrame {
+                function: scope.and_then(|scope| scope.name.clone()),
+                file: unit.files.get(&file).map(|path| self.contents.shown(path)),
+                line,
+            }
+        });
+        let known = |frame: &SourceFrame| frame.function.is_some() || frame.file.is_some();
+        Ok(frames.filter(known).collect())
+    }
+
+    /// The link-time addresses at which the code of line `line` begins, in ascending order. `file` is the end of a path, in whole
+    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement.
+    ///
+    /// # Errors
+    ///
+    /// See [`LineError`].
+    pub fn addresses_of_line(&self, file: &str, line: u64) -> Result<Vec<Gva>, LineError> {
+        line_addresses::find(&self.contents, file, line)
+    }
+
+    /// The link-time addresses of the inlined copies of `function`, in ascending order.
+    ///
+    /// # Errors
+    ///
+    /// See [`InlinedError`].
+    pub fn inlined_copies(&self, function: &str) -> Result<Vec<Gva>, InlinedError> {
+        inlined::find(&self.contents, function)
+    }
+}

@@ -1,0 +1,33 @@
+//! The inlined copies of a function.
+
+use std::collections::BTreeSet;
+
+use address::Gva;
+
+use crate::contents::Contents;
+use crate::error::InlinedError;
+use crate::names::Names;
+use crate::{reader, scopes, units};
+
+/// The addresses of the inlined copies of `function`.
+pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, InlinedError> {
+    let dwarf = reader::borrow(&contents.parts.sections);
+    let list = &contents.list.units;
+    let mut budget = contents.budget();
+    let mut found = BTreeSet::new();
+    for index in list {
+        let unit = units::open(&dwarf, index)?;
+        // Names of one unit are seldom those of another.
+        let mut names = Names::new(&dwarf, list);
+        scopes::visit(unit.unit_ref(&dwarf), &mut names, &mut budget, |scope| {
+            if scope.call.is_some() && scope.name.as_deref() == Some(function) {
+                found.insert(Gva(scope.entry));
+            }
+        })?;
+    }
+    if found.is_empty() {
+        let function = function.to_owned();
+        return Err(InlinedError::NoCopy { function });
+    }
+    Ok(found.into_iter().collect())
+}

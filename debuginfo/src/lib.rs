@@ -1,0 +1,41 @@
+//! Source lines and inlined functions from a file with DWARF.
+//!
+//! [`DebugInfo`] is such a file: a `vmlinux` with debug information, or the file that a distribution splits off a kernel. A program asks
+//! for the lines of an address, for the addresses of a line, and for the inlined copies of a function. All addresses are link-time
+//! addresses: the file knows nothing of a running kernel.
+//!
+//! ```text
+//! file ── elf: the needed sections, decompressed ──▶ unit index: the addresses of each compilation unit
+//!                                                        │
+//!                              address ──▶ unit ── decode: scopes and line rows, kept ──▶ lines of the address
+//!                    file name and line ──▶ all line programs ──▶ rows ── one for each scope ──▶ addresses
+//!                              function ──▶ all inlined scopes ──▶ addresses
+//! ```
+//!
+//! A look-up decodes the units that it needs. The file may be damaged or hostile: sizes have limits, and the work of a look-up is bounded by
+//! the size of the file ([`LookupError::TooComplex`]).
+
+#![forbid(unsafe_code)]
+
+mod budget;
+mod contents;
+mod elf;
+mod error;
+mod info;
+mod inlined;
+mod line_addresses;
+mod names;
+mod paths;
+mod ranges;
+mod reader;
+mod scopes;
+mod section;
+#[cfg(test)]
+mod synthetic;
+#[cfg(test)]
+mod tests;
+mod unit_lines;
+mod units;
+
+pub use error::{InlinedError, LineError, LookupError, OpenError};
+pub use info::{DebugInfo, SourceFrame};

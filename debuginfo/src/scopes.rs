@@ -1,0 +1,118 @@
+//! The functions of a unit and their inlined copies, as the compiler has nested them.
+
+use std::ops::Range;
+
+use gimli::{Attribute, AttributeValue, UnitRef};
+
+use crate::budget::Budget;
+use crate::error::LookupError;
+use crate::names::Names;
+use crate::ranges;
+use crate::reader::{Slice, damaged, offset_of};
+
+/// The code of a function, or of an inlined copy within another scope.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    pub(crate) ranges: Vec<Range<u64>>,
+    /// The depth of the entry in the tree: greater than the depths of the scopes around.
+    pub(crate) depth: isize,
+    pub(crate) name: Option<String>,
+    /// Of an inlined copy: the call.
+    pub(crate) call: Option<Call>,
+    /// The address of the first instruction.
+    pub(crate) entry: u64,
+}
+
+/// The call in place of which an inlined copy is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// The index of the file in the unit's line program.
+    pub(crate) file: u64,
+    pub(crate) line: u64,
+}
+
+/// Calls `visit` for each function and inlined copy of `unit` that has code.
+pub(crate) fn visit<'a>(
+    unit: UnitRef<'_, Slice<'a>>,
+    names: &mut Names<'_, 'a>,
+    budget: &mut Budget,
+    mut visit: impl FnMut(Scope),
+) -> Result<(), LookupError> {
+    let failed = damaged(offset_of(unit));
+    let mut entries = unit.entries_raw(None).map_err(&failed)?;
+    let mut attributes = Vec::new();
+    while !entries.is_empty() {
+        let depth = entries.next_depth();
+        let Some(abbreviation) = entries.read_abbreviation().map_err(&failed)? else {
+            budget.spend(1)?;
+            continue;
+        };
+        let specifications = abbreviation.attributes();
+        budget.spend(1 + specifications.len() / 8)?;
+        let is_inlined = match abbreviation.tag() {
+            gimli::DW_TAG_subprogram => false,
+            gimli::DW_TAG_inlined_subroutine => true,
+            _ => {
+                entries.skip_attributes(specifications).map_err(&failed)?;
+                continue;
+            }
+        };
+        entries
+            .read_attributes(specifications, &mut attributes)
+            .map_err(&failed)?;
+        let found = ranges::of_entry(unit, &attributes, budget, &failed)?;
+        let Some(lowest) = found.iter().map(|range| range.start).min() else {
+            continue;
+        };
+        let entry = entry_address(unit, &attributes, lowest).map_err(&failed)?;
+        visit(Scope {
+            entry: entry
+                .filter(|&entry| ranges::hold(&found, entry))
+                .unwrap_or(lowest),
+            ranges: found,
+            depth,
+            name: names.of_entry(unit, &attributes, budget)?,
+            call: is_inlined.then(|| call(&attributes)),
+        });
+    }
+    Ok(())
+}
+
+/// `DW_AT_entry_pc`: an address, or a distance from the lowest.
+fn entry_address<'a>(
+    unit: UnitRef<'_, Slice<'a>>,
+    attributes: &[Attribute<Slice<'a>>],
+    lowest: u64,
+) -> gimli::Result<Option<u64>> {
+    let named = |attribute: &&Attribute<_>| attribute.name() == gimli::DW_AT_entry_pc;
+    match attributes.iter().find(named).map(Attribute::value) {
+        None => Ok(None),
+        Some(AttributeValue::Udata(distance)) => Ok(lowest.checked_add(distance)),
+        Some(value) => unit.attr_address(value),
+    }
+}
+
+fn call(attributes: &[Attribute<Slice<'_>>]) -> Call {
+    let number = |name| {
+        let named = attributes.iter().find(|attribute| attribute.name() == name);
+        named.map_or(0, |attribute| match attribute.value() {
+            AttributeValue::FileIndex(index) => index,
+            _ => attribute.udata_value().unwrap_or(0),
+        })
+    };
+    Call {
+        file: number(gimli::DW_AT_call_file),
+        line: number(gimli::DW_AT_call_line),
+    }
+}
+
+/// The indices of the scopes with code at `address`: the innermost first, up to the function.
+pub(crate) fn chain(scopes: &[Scope], address: u64) -> Vec<usize> {
+    let mut chain: Vec<usize> = (0..scopes.len())
+        .filter(|&index| ranges::hold(&scopes[index].ranges, address))
+        .collect();
+    chain.sort_by_key(|&index| std::cmp::Reverse(scopes[index].depth));
+    let function = chain.iter().position(|&index| scopes[index].call.is_none());
+    chain.truncate(function.map_or(chain.len(), |function| function + 1));
+    chain
+}

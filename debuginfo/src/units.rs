@@ -1,0 +1,102 @@
+//! The compilation units of a file, and the addresses of each.
+
+use std::ops::Range;
+
+use gimli::{DebugInfoOffset, Dwarf, Unit};
+
+use crate::budget::Budget;
+use crate::error::LookupError;
+use crate::reader::{Slice, damaged};
+use crate::{paths, ranges};
+
+/// A source of every kernel. The sources of some units may be outside the kernel's directory.
+const IN_KERNEL: &str = "init/main.c";
+
+/// A compilation unit.
+#[derive(Debug)]
+pub(crate) struct UnitIndex {
+    /// The offset of the unit's header in `.debug_info`.
+    offset: usize,
+    /// The addresses of the unit's code.
+    ranges: Vec<Range<u64>>,
+}
+
+impl UnitIndex {
+    /// Whether the unit has the code at `address`.
+    pub(crate) fn holds(&self, address: u64) -> bool {
+        ranges::hold(&self.ranges, address)
+    }
+}
+
+/// The units in the order of the file, and the directory of the sources.
+#[derive(Debug)]
+pub(crate) struct UnitList {
+    pub(crate) units: Vec<UnitIndex>,
+    /// The directories, with a slash at the end, that are left out of shown paths: that of the kernel, and that of all sources.
+    pub(crate) roots: Vec<String>,
+}
+
+/// Reads the header and the root entry of each unit.
+pub(crate) fn index(
+    dwarf: &Dwarf<Slice<'_>>,
+    budget: &mut Budget,
+) -> Result<UnitList, LookupError> {
+    let mut units = Vec::new();
+    let (mut root, mut kernel_root): (Option<String>, Option<String>) = (None, None);
+    let mut headers = dwarf.units();
+    let mut next = 0;
+    while let Some(header) = headers.next().map_err(damaged(next))? {
+        let Some(DebugInfoOffset(offset)) = header.debug_info_offset() else {
+            continue;
+        };
+        next = offset + header.length_including_self();
+        let failed = damaged(offset);
+        let unit = dwarf.unit(header).map_err(&failed)?;
+        let unit = unit.unit_ref(dwarf);
+        let mut entries = unit.entries();
+        let found = match entries.next_dfs().map_err(&failed)? {
+            Some(entry) => ranges::of_entry(unit, entry.attrs(), budget, &failed)?,
+            None => Vec::new(),
+        };
+        // Units of types and data alone say nothing of where the code's sources are.
+        if !found.is_empty()
+            && let Some(path) = paths::of_unit(unit, budget)?
+        {
+            if let Some(kernel) = path.strip_suffix(IN_KERNEL)
+                && (kernel.is_empty() || kernel.ends_with('/'))
+            {
+                kernel_root = Some(kernel.to_owned());
+            }
+            root = Some(match root {
+                None => paths::directory(&path).to_owned(),
+                Some(root) => paths::common_directory(&root, &path).to_owned(),
+            });
+        }
+        units.push(UnitIndex {
+            offset,
+            ranges: found,
+        });
+    }
+    Ok(UnitList {
+        units,
+        roots: kernel_root.into_iter().chain(root).collect(),
+    })
+}
+
+/// Reads the unit again.
+pub(crate) fn open<'a>(
+    dwarf: &Dwarf<Slice<'a>>,
+    index: &UnitIndex,
+) -> Result<Unit<Slice<'a>>, LookupError> {
+    let header = dwarf
+        .unit_header(DebugInfoOffset(index.offset))
+        .map_err(damaged(index.offset))?;
+    dwarf.unit(header).map_err(damaged(index.offset))
+}
+
+/// The index of the unit with the entry at `offset` of `.debug_info`.
+pub(crate) fn with_entry(units: &[UnitIndex], offset: usize) -> Option<usize> {
+    units
+        .partition_point(|unit| unit.offset <= offset)
+        .checked_sub(1)
+}
