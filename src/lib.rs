@@ -34,6 +34,7 @@ pub mod report;
 mod run;
 mod sandbox;
 mod signals;
+mod source_lines;
 mod stderr;
 #[doc(hidden)]
 pub mod stop;

@@ -24,6 +24,8 @@ pub struct Facts {
     pub memory_bytes: u64,
     /// The kernel's version line.
     pub kernel: Option<String>,
+    /// The build-id of the kernel's file, in hexadecimal digits.
+    pub build_id: Option<String>,
 }
 
 /// Registers the prepared probes while the guest is paused: all or none. Fails if a plant cannot be placed, or if the kernel has meanwhile
@@ -141,6 +143,7 @@ impl Live {
             cpus: control.cpus() as u64,
             memory_bytes,
             kernel: engine.kernel().banner().map(str::to_owned),
+            build_id: engine.kernel().build_id().map(|id| id.to_string()),
         };
         Self {
             engine,

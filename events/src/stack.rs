@@ -17,6 +17,63 @@ pub struct StackFrame {
     /// The module of the function.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub module: Option<String>,
+    /// The place in the kernel's sources; absent without debug information.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub source: Option<Box<FrameSource>>,
+}
+
+/// The place of a frame in the kernel's sources.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameSource {
+    /// The source file, relative to the directory of the kernel's sources.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file: Option<String>,
+    /// The line in the function of the frame's symbol; 0 if the compiler names none.
+    pub line: u64,
+    /// The inlined functions that the code at the address belongs to, the innermost first.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub inlined: Vec<InlinedCall>,
+}
+
+/// An inlined function on a stack, which has no frame of its own.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InlinedCall {
+    /// The function.
+    pub function: String,
+    /// The source file, relative to the directory of the kernel's sources.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file: Option<String>,
+    /// The line; 0 if the compiler names none.
+    pub line: u64,
+}
+
+impl StackFrame {
+    /// The frame as lines of text: one for each inlined function, then the frame itself.
+    #[must_use]
+    pub fn text(&self) -> Vec<String> {
+        let inlined = self.source.iter().flat_map(|source| &source.inlined);
+        let inlined = inlined.map(|call| {
+            let InlinedCall {
+                function,
+                file,
+                line,
+            } = call;
+            format!("[inlined] {function}{}", place(file.as_deref(), *line))
+        });
+        let source = self.source.as_deref();
+        let own = source.map(|source| place(source.file.as_deref(), source.line));
+        inlined
+            .chain([format!("{self}{}", own.unwrap_or_default())])
+            .collect()
+    }
+}
+
+/// ` file:line`, or nothing if the file is not known.
+fn place(file: Option<&str>, line: u64) -> String {
+    file.map(|file| format!(" {file}:{line}"))
+        .unwrap_or_default()
 }
 
 /// As the kernel prints it: `vfs_read+0x5/0x1a0`, `nft_do_chain+0x20/0x4c0 [nf_tables]`, or the address.
@@ -30,5 +87,28 @@ impl std::fmt::Display for StackFrame {
             Some(module) => write!(f, " [{module}]"),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inlined_functions_have_lines_before_their_frame() {
+        let json = r#"{"address":"0x1","symbol":"vfs_read+0x5/0x10","source":{"file":"fs/read_write.c","line":470,
+            "inlined":[{"function":"new_sync_read","file":"fs/read_write.c","line":381},{"function":"f","line":0}]}}"#;
+        let frame: StackFrame = serde_json::from_str(json).expect("a frame");
+        let expected = [
+            "[inlined] new_sync_read fs/read_write.c:381",
+            "[inlined] f",
+            "vfs_read+0x5/0x10 fs/read_write.c:470",
+        ];
+        assert_eq!(frame.text(), expected);
+        let bare = StackFrame {
+            source: None,
+            ..frame
+        };
+        assert_eq!(bare.text(), ["vfs_read+0x5/0x10"]);
     }
 }

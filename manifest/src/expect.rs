@@ -174,6 +174,19 @@ impl Expectation {
     }
 }
 
+impl Expectation {
+    /// The specifications of the probes, for replacement by those of their places.
+    pub fn specs_mut(&mut self) -> Vec<&mut ProbeSpec> {
+        match &mut self.what {
+            Expected::Console { .. } | Expected::End(_) => Vec::new(),
+            Expected::Order { probes } => probes.iter_mut().collect(),
+            Expected::Hits { probe, .. }
+            | Expected::NeverNegative { probe, .. }
+            | Expected::Seen { probe, .. } => vec![probe],
+        }
+    }
+}
+
 /// Prints the expectation's name, or its condition.
 impl fmt::Display for Expectation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

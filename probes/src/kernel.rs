@@ -9,9 +9,9 @@ use introspect::optimise::Survey;
 use introspect::orc::{NoOrc, OrcTable, TrampolineLayout};
 use introspect::signature::Untyped;
 use introspect::{
-    Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
-    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, Syscalls, TaskLayout,
-    Tracepoints, kallsyms,
+    Btf, BtfError, BuildId, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
+    ModulesError, OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, Syscalls,
+    TaskLayout, Tracepoints, kallsyms,
 };
 
 /// An unusable kernel file.
@@ -275,6 +275,12 @@ impl Kernel {
     #[must_use]
     pub fn banner(&self) -> Option<&str> {
         self.image.banner()
+    }
+
+    /// The build-id of the kernel's file.
+    #[must_use]
+    pub fn build_id(&self) -> Option<BuildId> {
+        BuildId::of_elf(self.image.bytes())
     }
 
     /// Whether `address` is code. Without section labels: whether the file has bytes at `address`.

@@ -83,6 +83,9 @@ pub(crate) struct AddArgs {
     /// Show the kernel's stack at hits and returns
     #[arg(long, conflicts_with = "aggregate")]
     pub(crate) stack: bool,
+    /// The kernel's debug information, for source lines, as for `run`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) debug_info: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +101,9 @@ pub(crate) struct EventsArgs {
     /// How events are written [default: text]
     #[arg(long, value_parser = choice::<Format>())]
     pub(crate) format: Option<Format>,
+    /// The kernel's debug information: frames of stacks have source lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) debug_info: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -160,6 +166,9 @@ pub(crate) struct BtArgs {
     /// The stacks of all vCPUs and of every thread
     #[arg(long)]
     pub(crate) all: bool,
+    /// The kernel's debug information: frames have source lines, and inlined functions have lines of their own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) debug_info: Option<PathBuf>,
 }
 
 /// Which run's kernel to view, and in which form.

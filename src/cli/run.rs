@@ -21,6 +21,8 @@ Probes:
   kprobe:PATTERN           kprobe:vfs_*     every function that matches
   kprobe:0xADDRESS         kprobe:0xffffffff81234567
   kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain
+  kprobe:FILE:LINE         kprobe:fs/read_write.c:451   every place of a source line; needs debug information
+  kprobe:FUNCTION:inlined  kprobe:rw_verify_area:inlined   every inlined copy; needs debug information
   kretprobe:…              the return of a function
   syscall:NAME             syscall:openat   syscall:*   a system call, with its arguments
   retsyscall:NAME          the return of a system call
@@ -66,6 +68,10 @@ pub(crate) struct RunArgs {
     /// What to probe (repeatable)
     #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
     pub(crate) probes: Vec<String>,
+    /// The kernel's debug information, for source lines: a vmlinux with DWARF [default: the file of the kernel's build-id under
+    /// /usr/lib/debug, if a probe needs one]
+    #[arg(long, value_name = "FILE", help_heading = "Probes")]
+    pub(crate) debug_info: Option<PathBuf>,
     /// Show the kernel's stack at the hits and returns of the probes of -p
     #[arg(long, requires = "probes", help_heading = "Probes")]
     pub(crate) stack: bool,

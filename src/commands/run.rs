@@ -12,7 +12,9 @@ use thiserror::Error;
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::panics::Since;
-use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
+use crate::report::{
+    FrameLines, Ink, OutputError, Progress, ReportError, Reporter, Style, printable,
+};
 use crate::run::crash_dump::{CoreFile, CrashDump};
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
@@ -22,6 +24,7 @@ use crate::run::merge::{MergeError, Plan, merge};
 use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
+use crate::source_lines::{SourceLinesError, replace};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -34,6 +37,9 @@ pub(crate) enum RunError {
     /// The guest cannot be booted or probed as requested.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// Source lines and inlined copies.
+    #[error(transparent)]
+    SourceLines(#[from] SourceLinesError),
     /// `--user` or `--chroot`.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -79,6 +85,7 @@ impl Failure for RunError {
         match self {
             Self::Merge(error) => error.exit(),
             Self::Guest(error) => error.exit(),
+            Self::SourceLines(error) => error.exit(),
             Self::Identity(error) => error.exit(),
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
@@ -95,6 +102,7 @@ impl Failure for RunError {
         match self {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
+            Self::SourceLines(error) => error.help(),
             Self::Identity(error) => error.help(),
             Self::Sandbox(error) => error.help(),
             _ => None,
@@ -125,11 +133,14 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     let Plan {
         mut config,
         mut output,
-        expectations,
+        mut expectations,
     } = merge(args, &show)?;
     output.registers = registers;
     // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
+    let debug_info = args.debug_info.as_deref();
+    let lines = replace(&mut config, &mut expectations, &guest, debug_info, &show)?;
+    let lines = lines.map(|info| FrameLines::new(info, guest.kernel.symbols().clone()));
     let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
@@ -148,7 +159,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         None => None,
     };
     let stop = StopSignal::default();
-    let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
+    let reporter = Reporter::open(&output, &config.console, lines, progress.clone(), &stop)?;
     // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
     progress.rest();
     let add = |rights: &mut _| {

@@ -11,6 +11,7 @@
 //! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
 mod error;
+mod frame_lines;
 mod json;
 mod lines;
 mod printable;
@@ -35,6 +36,7 @@ use events::{EventSink, Summary};
 
 pub(crate) use self::error::{OutputError, ReportError};
 use self::error::{WriteFailure, WriteFailures};
+pub(crate) use self::frame_lines::FrameLines;
 pub(crate) use self::json::line as json_line;
 pub use self::printable::{printable, printable_line};
 pub(crate) use self::progress::Progress;
@@ -110,7 +112,7 @@ impl Opened {
 }
 
 impl Reporter {
-    /// Opens the files.
+    /// Opens the files. With `frame_lines`, frames of stacks have source lines.
     ///
     /// # Errors
     ///
@@ -118,6 +120,7 @@ impl Reporter {
     pub(crate) fn open(
         output: &OutputConfig,
         console: &Console,
+        frame_lines: Option<FrameLines>,
         progress: Progress,
         stop: &StopSignal,
     ) -> Result<Opened, ReportError> {
@@ -154,6 +157,7 @@ impl Reporter {
                 .output
                 .is_some()
                 .then(|| (Stream::stdout(&written), style)),
+            frame_lines,
             progress,
             stop: stop.clone(),
         };

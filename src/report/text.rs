@@ -172,7 +172,7 @@ impl Formatter {
             );
         };
         for frame in frames.into_iter().flatten() {
-            indented(&frame.to_string());
+            frame.text().iter().for_each(|text| indented(text));
         }
         if let Some(why) = incomplete {
             indented(&format!("… {why}"));

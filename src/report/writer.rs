@@ -6,6 +6,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use events::{Event, Summary};
 
 use super::error::{Lost, WriteFailure};
+use super::frame_lines::FrameLines;
 use super::lines::Lines;
 use super::progress::Progress;
 use super::sink::{Message, Refused};
@@ -51,6 +52,8 @@ pub(super) struct Writer {
     pub(super) console: ConsoleTarget,
     /// The stream of the summary's table, if the events have another.
     pub(super) table: Option<(Stream, Style)>,
+    /// The source lines of stacks, if there is debug information.
+    pub(super) frame_lines: Option<FrameLines>,
     pub(super) progress: Progress,
     pub(super) stop: StopSignal,
 }
@@ -77,7 +80,10 @@ impl Writer {
                 }
             };
             match message {
-                Ok(Message::Event(event)) => {
+                Ok(Message::Event(mut event)) => {
+                    if let Some(lines) = &mut self.frame_lines {
+                        lines.event(&mut event);
+                    }
                     hits += u64::from(matches!(*event, Event::Hit(_) | Event::Return(_)));
                     self.event(&event, &mut lines);
                     self.tell_closed();

@@ -12,6 +12,7 @@ mod ends;
 mod hostile;
 mod identity;
 mod judged;
+mod lines;
 mod outputs;
 mod overhead;
 mod panics;

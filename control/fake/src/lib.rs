@@ -55,6 +55,7 @@ impl Default for Straw {
                 cpus: 2,
                 memory_bytes: 1 << 20,
                 kernel: None,
+                build_id: None,
             },
             symbols: symbols.build(),
             probes: Mutex::default(),
@@ -195,6 +196,7 @@ impl Target for Straw {
         let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
+            Location::Line { .. } | Location::Inlined(_) => true,
         });
         if let Some(probe) = lost {
             return Err(ResolveError {

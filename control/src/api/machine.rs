@@ -29,6 +29,10 @@ pub struct Machine {
     /// The kernel's version line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kernel: Option<String>,
+    /// The build-id of the kernel's file in hexadecimal digits; absent if the kernel has none. A file with the kernel's debug information
+    /// has the same.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub build_id: Option<String>,
     /// Distance from the kernel's linked address to the running address, in bytes; absent until the kernel reports the running address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub slide: Option<i64>,

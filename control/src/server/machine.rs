@@ -20,6 +20,7 @@ impl App {
             cpus: facts.cpus,
             memory_bytes: facts.memory_bytes,
             kernel: facts.kernel,
+            build_id: facts.build_id,
             slide: self.target.slide(),
             ts_ns: self.target.clock_ns(),
             probes: statuses.len() as u64,

@@ -235,7 +235,8 @@ fn seen(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
 }
 
 fn is_entry(probe: &ProbeSpec) -> bool {
-    !matches!(probe.location, Location::Symbol { offset, .. } if offset != 0)
+    let is_within = matches!(probe.location, Location::Symbol { offset, .. } if offset != 0);
+    !is_within && !probe.location.needs_debug_info()
 }
 
 fn must_return(expect: &mut Reader<'_, '_, '_>, probe: &ProbeSpec) -> Option<()> {

@@ -73,6 +73,14 @@ pub enum SpecProblem {
     /// A tracepoint without a group, or with an offset or an address.
     #[error("a tracepoint has a group and a name, and nothing else")]
     NotATracepoint,
+    /// A return probe, or another kind, at a source line or at inlined copies.
+    #[error(
+        "only kprobes are at source lines and at inlined copies: the others are about whole functions"
+    )]
+    LineOfOther,
+    /// A source line that is no number from 1 on.
+    #[error("`{0}` is not the number of a line")]
+    BadLine(String),
     /// A system call with an offset.
     #[error("a system call has no offset")]
     OffsetOfSyscall,
@@ -125,6 +133,12 @@ impl SpecError {
             }
             SpecProblem::SyscallInModule => {
                 Some("write syscall:NAME, or retsyscall:NAME for its return".to_owned())
+            }
+            SpecProblem::BadLine(_) => {
+                Some("write kprobe:FILE:LINE, like kprobe:fs/read_write.c:450".to_owned())
+            }
+            SpecProblem::LineOfOther => {
+                Some("write kprobe:FILE:LINE or kprobe:FUNCTION:inlined".to_owned())
             }
             SpecProblem::TooManyColons => {
                 Some("write kprobe:MODULE:SYMBOL or kprobe:SYMBOL".to_owned())

@@ -6,13 +6,16 @@
 //! kprobe:PATTERN          kprobe:vfs_*           every function that matches; * ? [a-z]
 //! kprobe:ADDRESS          kprobe:0xffffffff81234567
 //! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
+//! kprobe:FILE:LINE        kprobe:fs/read_write.c:450   every place with code of the line
+//! kprobe:FUNCTION:inlined kprobe:rw_verify_area:inlined   every inlined copy
 //! syscall:NAME            syscall:openat         syscall:*read*
 //! tracepoint:GROUP:NAME   tracepoint:sched:sched_switch
 //! ```
 //!
 //! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
 //!
-//! The parser does not check whether a symbol exists: the answer depends on the guest.
+//! The parser does not check whether a symbol exists: the answer depends on the guest. Lines and inlined copies are known to debug
+//! information only: the command replaces them by symbols with offsets, before the engine sees the probes.
 
 mod error;
 mod names;
@@ -99,6 +102,9 @@ impl ProbeKind {
     }
 }
 
+/// The word behind a function for its inlined copies.
+const INLINED: &str = "inlined";
+
 /// The location of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
@@ -113,6 +119,23 @@ pub enum Location {
     Address(Gva),
     /// The beginning of every function, or every system call or tracepoint, whose name matches.
     Glob(String),
+    /// Every place with code of a source line.
+    Line {
+        /// The end of the source file's path, in whole components; has a dot.
+        file: String,
+        /// The line, from 1 on.
+        line: u64,
+    },
+    /// Every inlined copy of the function.
+    Inlined(String),
+}
+
+impl Location {
+    /// Whether the location is known to debug information only.
+    #[must_use]
+    pub const fn needs_debug_info(&self) -> bool {
+        matches!(self, Self::Line { .. } | Self::Inlined(_))
+    }
 }
 
 /// A probe, or a pattern for several probes.
@@ -146,6 +169,8 @@ impl fmt::Display for ProbeSpec {
             Location::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
             Location::Address(address) => write!(f, "{address}"),
             Location::Glob(pattern) => f.write_str(pattern),
+            Location::Line { file, line } => write!(f, "{file}:{line}"),
+            Location::Inlined(function) => write!(f, "{function}:{INLINED}"),
         }
     }
 }

@@ -40,7 +40,7 @@ impl ProbeSpec {
         match &self.location {
             Location::Symbol { name: own, .. } => own == name,
             Location::Glob(pattern) => pattern == name || glob_matches(pattern, name),
-            Location::Address(_) => false,
+            Location::Address(_) | Location::Line { .. } | Location::Inlined(_) => false,
         }
     }
 

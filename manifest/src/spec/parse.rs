@@ -5,7 +5,7 @@ use std::ops::Range;
 use address::Gva;
 
 use super::error::{ELSEWHERE, MAX_BYTES};
-use super::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
+use super::{INLINED, Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
 
 /// A piece of the text, with its position.
 #[derive(Clone, Copy)]
@@ -62,6 +62,11 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if kind == ProbeKind::Tracepoint {
         return parse_tracepoint(place);
     }
+    if let Some((named, behind)) = place.split(':')
+        && (named.text.contains('.') || behind.text == INLINED)
+    {
+        return parse_source(kind, place, named, behind);
+    }
     let (module, place) = match place.split(':') {
         None => (None, place),
         Some(_) if kind.is_syscall() => return Err(place.is(SpecProblem::SyscallInModule)),
@@ -90,6 +95,45 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     Ok(ProbeSpec {
         kind,
         module,
+        location,
+    })
+}
+
+/// Parses `FILE:LINE` and `FUNCTION:inlined`. The name of a module has no dot.
+fn parse_source(
+    kind: ProbeKind,
+    place: Piece<'_>,
+    named: Piece<'_>,
+    behind: Piece<'_>,
+) -> Result<ProbeSpec, SpecError> {
+    if kind != ProbeKind::Kprobe {
+        return Err(place.is(SpecProblem::LineOfOther));
+    }
+    let location = if behind.text == INLINED {
+        if named.text.is_empty() {
+            return Err(named.is(SpecProblem::NoLocation));
+        }
+        check_characters(named, false)?;
+        Location::Inlined(named.text.to_owned())
+    } else {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "_.-+/".contains(c);
+        check(named, fits)?;
+        // `u64::from_str` would accept a sign.
+        let is_number = behind.text.bytes().all(|byte| byte.is_ascii_digit());
+        let line = behind
+            .text
+            .parse()
+            .ok()
+            .filter(|&line| is_number && line > 0);
+        let bad = || behind.is(SpecProblem::BadLine(behind.text.to_owned()));
+        Location::Line {
+            file: named.text.to_owned(),
+            line: line.ok_or_else(bad)?,
+        }
+    };
+    Ok(ProbeSpec {
+        kind,
+        module: None,
         location,
     })
 }
@@ -218,9 +262,12 @@ fn hexadecimal(number: &str) -> Option<u64> {
 
 /// Checks for characters of C's identifiers, and the dots and dollars of compilers in the names of clones.
 fn check_characters(name: Piece<'_>, is_pattern: bool) -> Result<(), SpecError> {
-    let fits = |c: char| {
+    check(name, |c| {
         c.is_ascii_alphanumeric() || "_.$".contains(c) || (is_pattern && "*?[]!^-".contains(c))
-    };
+    })
+}
+
+fn check(name: Piece<'_>, fits: impl Fn(char) -> bool) -> Result<(), SpecError> {
     match name.text.char_indices().find(|&(_, c)| !fits(c)) {
         None => Ok(()),
         Some((at, c)) => {

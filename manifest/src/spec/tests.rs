@@ -37,6 +37,19 @@ fn what_is_written_is_what_is_meant() {
             symbol("nft_do_chain", 0),
         ),
         ("kprobe:nf-tables:nft_*", Some("nf_tables"), glob("nft_*")),
+        (
+            "kprobe:fs/read_write.c:450",
+            None,
+            Location::Line {
+                file: "fs/read_write.c".to_owned(),
+                line: 450,
+            },
+        ),
+        (
+            "kprobe:vfs_read:inlined",
+            None,
+            Location::Inlined("vfs_read".to_owned()),
+        ),
     ] {
         let spec = parsed(text);
         assert_eq!(
@@ -120,6 +133,15 @@ fn the_span_is_the_exact_spot() {
         ("kprobe:vfs_*+5", "5"),
         ("kprobe:0xffffffff81000000+5", "5"),
         ("kprobe:+5", ""),
+        ("kprobe:a.c:0", "0"),
+        ("kprobe:a.c:+1", "+1"),
+        ("kprobe:a.c:", ""),
+        ("kprobe:a.c:vfs_read", "vfs_read"),
+        ("kprobe:a b.c:1", " "),
+        ("kprobe::inlined", ""),
+        ("kprobe:vfs_*:inlined", "*"),
+        ("kretprobe:a.c:1", "a.c:1"),
+        ("kretprobe:vfs_read:inlined", "vfs_read:inlined"),
         ("syscall:openat+5", "openat+5"),
         ("retsyscall:openat+5", "openat+5"),
         ("syscall:0xffffffff81000000", "0xffffffff81000000"),
@@ -168,6 +190,7 @@ fn names_belong_to_specifications() {
     assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
     assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
+    assert!(of("kprobe:a.c:5", "kprobe:a.c:5"));
     assert!(of("syscall:*", "syscall:openat"));
     assert!(!of("syscall:*", "retsyscall:openat"));
     assert!(of("retsyscall:openat", "retsyscall:openat"));

@@ -217,6 +217,7 @@ impl StackView<'_> {
             address: frame.ip.into(),
             symbol,
             module,
+            source: None,
         }
     }
 

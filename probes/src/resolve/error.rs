@@ -126,6 +126,9 @@ pub enum ResolveProblem {
         /// The address.
         address: Gva,
     },
+    /// A source line or inlined copies, which the sender of the probe has to replace.
+    #[error("the engine reads no debug information")]
+    NoDebugInfo,
     /// A module's symbol, in a kernel whose modules cannot be read.
     #[error("it is in the module `{module}`, and modules cannot be probed here: {why}")]
     Module {
@@ -175,6 +178,10 @@ impl ResolveError {
                 Some(format!("probe +{before:#x} or +{after:#x}"))
             }
             ResolveProblem::NotAtReturn(error) => Some(error.help()),
+            ResolveProblem::NoDebugInfo => Some(
+                "`hyprobe run` and `hyprobe probe add`, with --debug-info FILE, replace it by kprobe:SYMBOL+OFFSET"
+                    .to_owned(),
+            ),
             ResolveProblem::TooMany { .. } | ResolveProblem::TooManyProbes { .. } => {
                 Some("use a narrower pattern".to_owned())
             }

@@ -119,6 +119,7 @@ fn resolve_sites(
         }]);
     }
     match &spec.location {
+        Location::Line { .. } | Location::Inlined(_) => Err(failed(ResolveProblem::NoDebugInfo)),
         Location::Symbol { name, offset } => {
             let symbol = function(kernel, name).map_err(failed)?;
             let place = place::at_offset(kernel, &symbol, *offset).map_err(failed)?;
@@ -197,6 +198,7 @@ pub(crate) fn in_module(
     };
     match &spec.location {
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
+        Location::Line { .. } | Location::Inlined(_) => Err(ResolveProblem::NoDebugInfo),
         Location::Symbol { name, offset } => match symbols.named(name) {
             [] => Err(missing(name)),
             [symbol] => Ok(vec![resolved(symbol, spec.location.clone(), *offset)]),

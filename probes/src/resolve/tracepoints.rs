@@ -46,6 +46,9 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
         Location::Address(address) => {
             return Err(ResolveProblem::NotCode { address: *address });
         }
+        Location::Line { .. } | Location::Inlined(_) => {
+            return Err(ResolveProblem::NoDebugInfo);
+        }
     };
     // The sites are counted first: a broken file may have a million sites for each of many events.
     let number = named.iter().map(|(_, tracepoint)| tracepoint.sites.len());

@@ -16,6 +16,7 @@ use crate::report::Progress;
 use crate::run::guest::{Guest, GuestError};
 use crate::run::judged::admit;
 use crate::run::merge::{MergeError, merge};
+use crate::source_lines::{SourceLinesError, replace};
 
 /// The reason why no verdicts can be printed.
 #[derive(Debug, Error)]
@@ -26,6 +27,9 @@ pub(crate) enum CheckError {
     /// The guest's files cannot be used, or a probe cannot be resolved.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// Source lines and inlined copies.
+    #[error(transparent)]
+    SourceLines(#[from] SourceLinesError),
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
@@ -36,6 +40,7 @@ impl Failure for CheckError {
         match self {
             Self::Merge(error) => error.exit(),
             Self::Guest(error) => error.exit(),
+            Self::SourceLines(error) => error.exit(),
             Self::Write(_) => Exit::HostCannot,
         }
     }
@@ -44,6 +49,7 @@ impl Failure for CheckError {
         match self {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
+            Self::SourceLines(error) => error.help(),
             Self::Write(_) => None,
         }
     }
@@ -51,7 +57,7 @@ impl Failure for CheckError {
     fn manifest(&self) -> Option<&InvalidManifest> {
         match self {
             Self::Merge(error) => error.manifest(),
-            Self::Guest(_) | Self::Write(_) => None,
+            Self::Guest(_) | Self::SourceLines(_) | Self::Write(_) => None,
         }
     }
 }
@@ -117,6 +123,14 @@ fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, Chec
     };
     let mut plan = merge(&run, &say)?;
     let guest = Guest::load(&plan.config, &say)?;
+    let debug_info = args.debug_info.as_deref();
+    replace(
+        &mut plan.config,
+        &mut plan.expectations,
+        &guest,
+        debug_info,
+        &say,
+    )?;
     admit(&mut plan.config, plan.expectations, &guest.kernel);
     guest.check(&plan.config)?;
     let mut found = Vec::new();

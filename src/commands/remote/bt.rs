@@ -2,8 +2,10 @@
 
 use control::StacksOf;
 use control::api::ListedStack;
+use events::StackFrame;
 
 use super::connect::connect;
+use super::debug_file::frame_lines;
 use super::error::RemoteError;
 use super::objects::print;
 use crate::cli::BtArgs;
@@ -18,7 +20,14 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         (_, _, true) => StacksOf::All,
         _ => StacksOf::Vcpus,
     };
-    let stacks = connect(&args.view.run)?.stacks(of)?.stacks;
+    let mut client = connect(&args.view.run)?;
+    let mut lines = frame_lines(args.debug_info.as_deref(), &mut client)?;
+    let mut stacks = client.stacks(of)?.stacks;
+    if let Some(lines) = &mut lines {
+        stacks
+            .iter_mut()
+            .for_each(|listed| lines.stack(&mut listed.stack));
+    }
     print(&stacks, args.view.json, || text(&stacks))?;
     Ok(Exit::Done)
 }
@@ -27,7 +36,8 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
 fn text(stacks: &[ListedStack]) -> String {
     let stacks = stacks.iter().map(|listed| {
         let mut lines = vec![heading(listed)];
-        lines.extend(listed.stack.iter().map(|frame| format!("    {frame}")));
+        let frames = listed.stack.iter().flat_map(StackFrame::text);
+        lines.extend(frames.map(|line| format!("    {line}")));
         lines.extend(
             listed
                 .stack_incomplete

@@ -9,6 +9,7 @@ use files::CreateError;
 use thiserror::Error;
 
 use crate::exit::{Exit, Failure};
+use crate::source_lines::SourceLinesError;
 
 /// See the module's text.
 #[derive(Debug, Error)]
@@ -16,6 +17,9 @@ pub(crate) enum RemoteError {
     /// The run.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// Source lines and inlined copies.
+    #[error(transparent)]
+    SourceLines(#[from] SourceLinesError),
     /// Standard output, or the terminal.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
@@ -48,6 +52,7 @@ impl Failure for RemoteError {
             Self::Client(ClientError::Connect { .. }) | Self::NoTerminal | Self::Create { .. } => {
                 Exit::Usage
             }
+            Self::SourceLines(error) => error.exit(),
             Self::Client(_) | Self::Write(_) | Self::Dump { .. } => Exit::HostCannot,
         }
     }
@@ -55,6 +60,7 @@ impl Failure for RemoteError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Client(error) => error.help(),
+            Self::SourceLines(error) => error.help(),
             Self::NoTerminal => Some("`hyprobe probe list` writes to anything".to_owned()),
             Self::Write(_) | Self::Create { .. } | Self::Dump { .. } => None,
         }

@@ -6,6 +6,7 @@ use control::api::{EventLine, Lost};
 use events::Event;
 
 use super::connect::connect;
+use super::debug_file::frame_lines;
 use super::error::RemoteError;
 use crate::cli::EventsArgs;
 use crate::config::Format;
@@ -15,7 +16,9 @@ use crate::stderr::say;
 
 /// Prints events as they arrive, in the form of the run's own output. With `registers`, lines of text have the registers below.
 pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteError> {
-    let events = connect(&args.run)?.events(args.from)?;
+    let mut client = connect(&args.run)?;
+    let mut lines = frame_lines(args.debug_info.as_deref(), &mut client)?;
+    let events = client.events(args.from)?;
     let mut out = io::stdout().lock();
     let style = Style::for_stream(io::stdout().is_terminal());
     let mut text = Formatter::new(style, false).with_registers(registers);
@@ -26,7 +29,10 @@ pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteE
         }
         let mut bytes = Vec::new();
         match line? {
-            EventLine::Event { event, .. } => {
+            EventLine::Event { mut event, .. } => {
+                if let Some(lines) = &mut lines {
+                    lines.event(&mut event);
+                }
                 match args.format.unwrap_or_default() {
                     Format::Text => text.event(&event, &mut bytes),
                     Format::Json => json_line(&event, &mut bytes),

@@ -3,6 +3,7 @@
 mod bt;
 mod connect;
 mod ctl;
+mod debug_file;
 mod dmesg;
 mod dump;
 mod error;

@@ -5,21 +5,26 @@ use std::io::{self, Write};
 use control::Client;
 use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause};
 use events::ProbeStatus;
+use manifest::ProbeSpec;
 
 use super::connect::connect;
+use super::debug_file::identity;
 use super::error::RemoteError;
 use super::list;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::printable;
+use crate::source_lines::{self, KernelSymbols, SourceLinesError, sites};
 
 /// Executes the command.
 pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
     let mut out = io::stdout().lock();
     match command {
         ProbeCommand::Add(args) => {
-            let added = connect(&args.run)?.add(&wanted(args))?;
+            let mut client = connect(&args.run)?;
+            let specs = source_specs(args, &mut client)?;
+            let added = client.add(&wanted(args, &specs))?;
             out.write_all(told(&added).as_bytes())?;
         }
         ProbeCommand::List { run, json } => {
@@ -52,7 +57,7 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
 }
 
 /// The body of the request. A single probe is not in a list, so an error refers to the whole body.
-fn wanted(args: &AddArgs) -> AddProbes {
+fn wanted(args: &AddArgs, specs: &[String]) -> AddProbes {
     let probe = |spec: &String| AddProbe {
         name: args.name.clone(),
         enabled: !args.disabled,
@@ -63,10 +68,39 @@ fn wanted(args: &AddArgs) -> AddProbes {
         stack: args.stack,
         ..AddProbe::new(spec.as_str())
     };
-    match args.specs.as_slice() {
+    match specs {
         [spec] => AddProbes::One(probe(spec)),
         specs => AddProbes::Many(specs.iter().map(probe).collect()),
     }
+}
+
+/// The specifications of `args`, with places in place of source lines and inlined copies: the run has no debug information.
+fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, RemoteError> {
+    let parsed = |spec: &String| spec.parse::<ProbeSpec>().ok();
+    let needs = |spec: &ProbeSpec| spec.location.needs_debug_info();
+    let Some(needy) = args.specs.iter().filter_map(parsed).find(needs) else {
+        return Ok(args.specs.clone());
+    };
+    let (kernel, slide) = identity(client)?;
+    let info = source_lines::open(args.debug_info.as_deref(), &kernel, &needy.to_string())
+        .map_err(SourceLinesError::from)?;
+    // The build-ids are equal, so the symbols are the kernel's.
+    let kernel = KernelSymbols {
+        symbols: info.symbols(),
+        slide,
+    };
+    let mut specs = Vec::new();
+    for spec in &args.specs {
+        match parsed(spec) {
+            Some(spec) if needs(&spec) => {
+                let sites = sites(&info, &spec, kernel).map_err(SourceLinesError::from)?;
+                specs.extend(sites.iter().map(ToString::to_string));
+            }
+            // The run says what is wrong with a specification.
+            _ => specs.push(spec.clone()),
+        }
+    }
+    Ok(specs)
 }
 
 fn told(added: &Added) -> String {

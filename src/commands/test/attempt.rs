@@ -23,6 +23,7 @@ use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
 use crate::run::place::Place;
+use crate::source_lines::replace;
 use crate::stop::{StopReason, StopSignal};
 
 /// The result of a boot.
@@ -129,7 +130,9 @@ fn boot(
     };
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
-    let expectations = admit(&mut config, case.plan.expectations.clone(), &guest.kernel);
+    let mut expectations = case.plan.expectations.clone();
+    replace(&mut config, &mut expectations, &guest, None, &|_| {})?;
+    let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
     let judged = Judged::new(expectations, stop.clone());
     let ends = Ends {

@@ -11,6 +11,7 @@ use crate::run::guest::GuestError;
 use crate::run::identity::IdentityError;
 use crate::run::place::PlaceError;
 use crate::sandbox::SandboxError;
+use crate::source_lines::SourceLinesError;
 
 /// The reason why no case could be tested, or why the results could not be reported.
 #[derive(Debug, Error)]
@@ -42,6 +43,9 @@ pub(crate) enum TestError {
     /// A guest cannot be booted or probed as requested.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// Source lines and inlined copies.
+    #[error(transparent)]
+    SourceLines(#[from] SourceLinesError),
     /// `--user` or `--chroot`.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -86,6 +90,7 @@ impl Failure for TestError {
         match self {
             Self::Manifests { exit, .. } => *exit,
             Self::Guest(error) => error.exit(),
+            Self::SourceLines(error) => error.exit(),
             Self::Identity(error) => error.exit(),
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
@@ -105,6 +110,7 @@ impl Failure for TestError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Guest(error) => error.help(),
+            Self::SourceLines(error) => error.help(),
             Self::Identity(error) => error.help(),
             Self::Sandbox(error) => error.help(),
             _ => None,

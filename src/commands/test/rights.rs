@@ -13,6 +13,7 @@ use crate::cli::TestArgs;
 use crate::config::{Initrd, RunConfig};
 use crate::run::identity::IdentityError;
 use crate::sandbox::Sandbox;
+use crate::source_lines::{DEBUG_ROOT, needy};
 
 /// Gives up the rights that no case needs. The process has a single thread.
 pub(super) fn give_up(
@@ -25,6 +26,9 @@ pub(super) fn give_up(
         for Job { case, place } in jobs {
             case.plan.config.add_rights(rights);
             place.add_rights(rights);
+            if needy(&case.plan.config, &case.plan.expectations).is_some() {
+                rights.read.push(DEBUG_ROOT.into());
+            }
         }
         rights.change.push(args.artifacts.clone());
         let parent = args.artifacts.parent();

@@ -1,7 +1,8 @@
 //! Lines of text for events.
 
 use events::{
-    GuestString, GuestSummary, Hex, Hit, Number, Param, Registers, Return, Summary, Typed,
+    FrameSource, GuestString, GuestSummary, Hex, Hit, InlinedCall, Number, Param, Registers,
+    Return, Summary, Typed,
 };
 use manifest::GuestEnd;
 
@@ -169,10 +170,22 @@ fn stack_has_an_indented_line_for_each_frame() {
         address: Hex(0xffff_ffff_a000_1000),
         symbol: symbol.map(str::to_owned),
         module: module.map(str::to_owned),
+        source: None,
     };
     let hit = Event::Hit(Hit {
         stack: Some(vec![
-            frame(Some("f+0x0/0x10"), None),
+            StackFrame {
+                source: Some(Box::new(FrameSource {
+                    file: Some("a.c".to_owned()),
+                    line: 5,
+                    inlined: vec![InlinedCall {
+                        function: "leaf\x1b".to_owned(),
+                        file: Some("leaf.h".to_owned()),
+                        line: 4,
+                    }],
+                })),
+                ..frame(Some("f+0x0/0x10"), None)
+            },
             frame(Some("g+0x5/0x1a0"), Some("m\x1b")),
             frame(None, None),
         ]),
@@ -184,7 +197,8 @@ fn stack_has_an_indented_line_for_each_frame() {
     assert_eq!(
         frames,
         [
-            "                    f+0x0/0x10",
+            "                    [inlined] leaf\\x1b leaf.h:4",
+            "                    f+0x0/0x10 a.c:5",
             "                    g+0x5/0x1a0 [m\\x1b]",
             "                    0xffffffffa0001000",
             "                    … the stack cannot be read at 0x8",

@@ -108,6 +108,7 @@ fn write(
         events: events.stream(),
         console,
         table: table.map(|paper| (paper.stream(), Style::plain())),
+        frame_lines: None,
         progress: Progress::hidden(),
         stop: stop.clone(),
     };

@@ -91,6 +91,7 @@ pub(super) mod tests {
             cpus: 2,
             memory_bytes: 1 << 28,
             kernel: None,
+            build_id: None,
             slide: None,
             ts_ns,
             probes: 2,

@@ -1,0 +1,37 @@
+//! The debug file of a run's kernel, which the client reads: the run may be in an outer Linux.
+
+use std::path::Path;
+
+use control::Client;
+
+use super::error::RemoteError;
+use crate::report::FrameLines;
+use crate::source_lines::{self, KernelIdentity, SourceLinesError};
+
+/// The kernel of a run, by the run's own word.
+pub(super) fn identity(
+    client: &mut Client,
+) -> Result<(KernelIdentity<'static>, Option<i64>), RemoteError> {
+    let machine = client.machine()?;
+    let kernel = KernelIdentity {
+        build_id: machine.build_id,
+        banner: machine.kernel,
+        own: None,
+    };
+    Ok((kernel, machine.slide))
+}
+
+/// The lines of frames by the debug file `given`, if any.
+pub(super) fn frame_lines(
+    given: Option<&Path>,
+    client: &mut Client,
+) -> Result<Option<FrameLines>, RemoteError> {
+    let Some(path) = given else {
+        return Ok(None);
+    };
+    let (kernel, _) = identity(client)?;
+    let info = source_lines::open(Some(path), &kernel, "").map_err(SourceLinesError::from)?;
+    // The build-ids are equal, so the symbols are the kernel's.
+    let symbols = info.symbols().clone();
+    Ok(Some(FrameLines::new(info, symbols)))
+}

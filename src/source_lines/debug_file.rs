@@ -1,0 +1,130 @@
+//! The kernel's debug file: given by the user, or found.
+
+use std::path::{Path, PathBuf};
+
+use debuginfo::{DebugInfo, OpenError};
+use thiserror::Error;
+
+use super::identity::KernelIdentity;
+use crate::exit::{Exit, Failure};
+
+/// Why there is no debug information of the kernel.
+#[derive(Debug, Error)]
+pub(crate) enum DebugFileError {
+    /// The file cannot be used.
+    #[error("cannot use the debug file {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: OpenError,
+    },
+    /// The file belongs to another kernel.
+    #[error(
+        "the debug file {path} belongs to another kernel: its build-id is {theirs}, and the guest's kernel has {ours}"
+    )]
+    OtherKernel {
+        /// The file.
+        path: PathBuf,
+        /// The file's build-id.
+        theirs: String,
+        /// The build-id of the guest's kernel.
+        ours: String,
+        /// The Debian package with the right file.
+        package: Option<String>,
+    },
+    /// The kernel has no build-id, and the file is not the kernel's own.
+    #[error(
+        "nothing shows that the debug file {path} belongs to the guest's kernel, which has no build-id"
+    )]
+    NoBuildId {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No file was given, and none was found.
+    #[error(
+        "cannot probe `{spec}` without the kernel's debug information: a file with the build-id {build_id} is needed"
+    )]
+    Missing {
+        /// The probe.
+        spec: String,
+        /// The build-id of the guest's kernel.
+        build_id: String,
+        /// The Debian package with the file.
+        package: Option<String>,
+    },
+}
+
+impl Failure for DebugFileError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Open { .. } => None,
+            Self::OtherKernel { package, .. } | Self::Missing { package, .. } => Some(match package {
+                Some(package) => format!("install Debian's {package}, or give the vmlinux of this build: --debug-info FILE"),
+                None => "give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
+            }),
+            Self::NoBuildId { .. } => {
+                Some("link the kernel with --build-id, or boot the file with the debug information itself".to_owned())
+            }
+        }
+    }
+}
+
+/// Opens the file `given`, or else a file that belongs to `kernel` and exists on this host; `spec` is the probe that needs the file.
+pub(crate) fn open(
+    given: Option<&Path>,
+    kernel: &KernelIdentity<'_>,
+    spec: &str,
+) -> Result<DebugInfo, DebugFileError> {
+    if let Some(path) = given {
+        let info = DebugInfo::open(path).map_err(|source| DebugFileError::Open {
+            path: path.to_owned(),
+            source,
+        })?;
+        check(path, &info, kernel)?;
+        return Ok(info);
+    }
+    // A file that was not named may be anything: it is left out, and the error names the file that is needed.
+    let usable = |path: &PathBuf| {
+        let info = DebugInfo::open(path).ok()?;
+        check(path, &info, kernel).ok().map(|()| info)
+    };
+    let found = kernel.candidates().iter().find_map(usable);
+    found.ok_or_else(|| DebugFileError::Missing {
+        spec: spec.to_owned(),
+        build_id: kernel
+            .build_id
+            .clone()
+            .unwrap_or_else(|| "of the kernel's build".to_owned()),
+        package: kernel.package(),
+    })
+}
+
+/// Checks that the file is the kernel's. A kernel without a build-id has only one file of which this is known: the kernel's own.
+fn check(path: &Path, info: &DebugInfo, kernel: &KernelIdentity<'_>) -> Result<(), DebugFileError> {
+    let theirs = info.build_id().map(ToString::to_string);
+    match (&kernel.build_id, theirs) {
+        (Some(ours), Some(theirs)) if *ours == theirs => Ok(()),
+        (Some(ours), theirs) => Err(DebugFileError::OtherKernel {
+            path: path.to_owned(),
+            theirs: theirs.unwrap_or_else(|| "missing".to_owned()),
+            ours: ours.clone(),
+            package: kernel.package(),
+        }),
+        (None, _) => {
+            let is_own = kernel.own.as_ref().is_some_and(|(_, elf)| {
+                files::read(path, elf.len() as u64).is_ok_and(|bytes| bytes == *elf)
+            });
+            match is_own {
+                true => Ok(()),
+                false => Err(DebugFileError::NoBuildId {
+                    path: path.to_owned(),
+                }),
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Which kernel a debug file must belong to.
+
+use std::path::PathBuf;
+
+use introspect::BuildId;
+
+use crate::kernel_input::KernelInput;
+use crate::run::guest::Guest;
+
+/// Where distributions put debug files.
+pub(crate) const DEBUG_ROOT: &str = "/usr/lib/debug";
+/// In the version lines of Debian's kernels.
+const DEBIAN: &str = "debian-kernel@";
+
+/// A kernel, as far as its debug file needs to be found and compared.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelIdentity<'k> {
+    /// The build-id in hexadecimal digits; `None` if the kernel has none.
+    pub(crate) build_id: Option<String>,
+    /// The version line.
+    pub(crate) banner: Option<String>,
+    /// The kernel's own file and the ELF file in it, if they are here.
+    pub(crate) own: Option<(PathBuf, &'k [u8])>,
+}
+
+impl<'k> KernelIdentity<'k> {
+    /// The kernel of a run that this process starts.
+    pub(crate) fn of_guest(input: &KernelInput, guest: &'k Guest) -> Self {
+        Self {
+            build_id: BuildId::of_elf(&guest.vmlinux).map(|id| id.to_string()),
+            banner: guest.kernel.banner().map(str::to_owned),
+            own: Some((input.path(), &guest.vmlinux)),
+        }
+    }
+
+    /// The files that may have the kernel's debug information, the likeliest first.
+    pub(super) fn candidates(&self) -> Vec<PathBuf> {
+        let own = self.own.as_ref().map(|(path, _)| path.clone());
+        let by_id = self.build_id.as_deref().and_then(|id| {
+            let (directory, file) = id.split_at_checked(2)?;
+            Some(format!("{DEBUG_ROOT}/.build-id/{directory}/{file}.debug"))
+        });
+        let by_release = self
+            .release()
+            .map(|release| format!("{DEBUG_ROOT}/boot/vmlinux-{release}"));
+        let found = [by_id, by_release].into_iter().flatten().map(PathBuf::from);
+        own.into_iter().chain(found).collect()
+    }
+
+    /// The Debian package with the debug file.
+    pub(super) fn package(&self) -> Option<String> {
+        let is_debian = self
+            .banner
+            .as_ref()
+            .is_some_and(|banner| banner.contains(DEBIAN));
+        let release = self.release().filter(|_| is_debian)?;
+        Some(format!("linux-image-{release}-dbg"))
+    }
+
+    /// The release in the version line. A guest may write anything there, and the release becomes part of a path.
+    fn release(&self) -> Option<&str> {
+        let banner = self.banner.as_deref()?;
+        let release = banner.strip_prefix("Linux version ")?.split(' ').next()?;
+        let fits = |c: char| c.is_ascii_alphanumeric() || "._+~-".contains(c);
+        (release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(fits))
+            .then_some(release)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(banner: &str) -> KernelIdentity<'static> {
+        KernelIdentity {
+            build_id: Some("00ab12".to_owned()),
+            banner: Some(banner.to_owned()),
+            own: None,
+        }
+    }
+
+    #[test]
+    fn debian_kernel_has_a_file_by_id_a_file_by_release_and_a_package() {
+        let debian =
+            kernel("Linux version 6.1.0-50-cloud-amd64 (debian-kernel@lists.debian.org) (gcc-12");
+        let expected = [
+            "/usr/lib/debug/.build-id/00/ab12.debug",
+            "/usr/lib/debug/boot/vmlinux-6.1.0-50-cloud-amd64",
+        ];
+        assert_eq!(debian.candidates(), expected.map(PathBuf::from));
+        assert_eq!(
+            debian.package().as_deref(),
+            Some("linux-image-6.1.0-50-cloud-amd64-dbg")
+        );
+    }
+
+    #[test]
+    fn release_with_a_slash_names_no_file() {
+        for banner in [
+            "Linux version 6/../../etc (debian-kernel@",
+            "Linux version .. (x)",
+            "Linux",
+        ] {
+            assert_eq!(kernel(banner).candidates().len(), 1, "{banner}");
+            assert_eq!(kernel(banner).package(), None);
+        }
+        assert_eq!(kernel("Linux version 6.1.0 (me@home)").package(), None);
+    }
+}

@@ -1,0 +1,15 @@
+//! Source lines and inlined copies, by the kernel's debug information.
+//!
+//! The engine knows symbols and offsets only, and may run in an outer Linux without the user's files. So the process that the user starts
+//! reads the debug file, replaces probes at lines and at inlined copies by probes at `symbol+0xoffset`, and looks the frames of stacks up:
+//! `docs/lines.md`.
+
+mod debug_file;
+mod identity;
+mod replace;
+mod sites;
+
+pub(crate) use debug_file::open;
+pub(crate) use identity::{DEBUG_ROOT, KernelIdentity};
+pub(crate) use replace::{SourceLinesError, needy, replace};
+pub(crate) use sites::{KernelSymbols, sites};

@@ -1,0 +1,178 @@
+//! Probes at source lines and inlined copies of the test guest, compared with what the guest itself does and says.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use guest_images::build_testguest;
+use guest_images::testguest::Outcome;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest-images/testguest");
+/// The guest's calls of `leave_frames`, and of each function.
+const ROUNDS: u64 = 7;
+
+/// The number of the line of `file` that is `text` without its indentation.
+fn line(file: &str, text: &str) -> usize {
+    let source = fs::read_to_string(Path::new(SOURCES).join(file)).expect("the source");
+    let found = source.lines().position(|line| line.trim() == text);
+    found.unwrap_or_else(|| panic!("{file} has no line `{text}`")) + 1
+}
+
+struct Ran {
+    output: Output,
+    console: Vec<u8>,
+}
+
+impl Ran {
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// The lines of the output.
+    fn lines(&self) -> Vec<Value> {
+        let text = String::from_utf8_lossy(&self.output.stdout);
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect(line));
+        lines.collect()
+    }
+
+    /// The hits of all probes together.
+    fn hits(&self) -> u64 {
+        let lines = self.lines();
+        let summary = lines.last().unwrap_or_else(|| panic!("{}", self.stderr()));
+        let probes = summary["probes"].as_array().expect("probes");
+        assert!(!probes.is_empty());
+        probes
+            .iter()
+            .map(|probe| probe["hits"].as_u64().expect("hits"))
+            .sum()
+    }
+
+    /// The outcome that the guest prints.
+    fn outcome(&self) -> Outcome {
+        let outcome = Outcome::from_console(&String::from_utf8_lossy(&self.console));
+        assert!(outcome.is_good(), "{outcome:?}: {}", self.stderr());
+        outcome
+    }
+}
+
+fn guest(folder: &TempDir) -> PathBuf {
+    build_testguest(&folder.path().join("guest")).expect("the test guest compiles")
+}
+
+/// Runs the test guest with one probe, and with more `options`.
+fn run(folder: &TempDir, spec: &str, options: &[&str]) -> Ran {
+    let console = folder.path().join("console");
+    let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        .args([
+            "run",
+            "--accel",
+            "kvm",
+            "--memory",
+            "64M",
+            "--format",
+            "json",
+            "--timeout",
+            "100s",
+        ])
+        .args([
+            "--cmdline",
+            &format!("run=calls={ROUNDS},leave={ROUNDS} exit=reset"),
+        ])
+        .arg("--kernel")
+        .arg(folder.path().join("guest/testguest"))
+        .arg("--console")
+        .arg(&console)
+        .args(["-p", spec])
+        .args(options)
+        .output()
+        .expect("the command starts");
+    Ran {
+        console: fs::read(console).unwrap_or_default(),
+        output,
+    }
+}
+
+#[test]
+fn line_is_hit_as_often_as_the_guest_executes_the_line() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    guest(&folder);
+    let call = line("leave.c", "leave_frames();");
+    let ran = run(&folder, &format!("kprobe:leave.c:{call}"), &[]);
+    let (_, fields) = ran.outcome().passed.pop().expect("a scenario");
+    assert_eq!(ran.hits().to_string(), fields["calls"]);
+    // The assembler's code: `nop`, the first instruction of a function that counts itself.
+    let nop = line("functions.S", "FUNCTION fn_nop") + 1;
+    let ran = run(&folder, &format!("kprobe:functions.S:{nop}"), &[]);
+    assert_eq!(ran.hits(), ran.outcome().counts["fn_nop"]);
+}
+
+#[test]
+fn inlined_copy_and_its_line_are_hit_as_often_as_the_guest_checks_a_call() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = guest(&folder);
+    // The only caller of `check` calls it after each call of a function, and the compiler inlines it.
+    let flags = "if ((after->rflags ^ before->rflags) & ~undefined_flags) {";
+    let line = format!("kprobe:calls.c:{}", line("calls.c", flags));
+    let given = ["--debug-info", path.to_str().expect("text")];
+    for (spec, options) in [("kprobe:check:inlined", &[][..]), (line.as_str(), &given)] {
+        let ran = run(&folder, spec, options);
+        let outcome = ran.outcome();
+        let (name, fields) = &outcome.passed[0];
+        assert_eq!(name, "calls");
+        let functions: u64 = fields["functions"].parse().expect("a number");
+        assert_eq!(ran.hits(), ROUNDS * functions, "{spec}");
+    }
+}
+
+#[test]
+fn line_of_a_kernel_without_debug_information_is_refused_with_what_is_needed() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = guest(&folder);
+    let whole = folder.path().join("whole");
+    fs::copy(&path, &whole).expect("copied");
+    let stripped = Command::new("strip")
+        .arg("-g")
+        .arg(&path)
+        .status()
+        .expect("strip, of binutils");
+    assert!(stripped.success());
+    let call = line("leave.c", "leave_frames();");
+    let spec = format!("kprobe:leave.c:{call}");
+    for (options, expected) in [
+        (vec![], "without the kernel's debug information"),
+        (
+            vec!["--debug-info", whole.to_str().expect("text")],
+            "which has no build-id",
+        ),
+        (
+            vec!["--debug-info", path.to_str().expect("text")],
+            "it has no section .debug_info",
+        ),
+        (
+            vec!["--debug-info", "/dev/zero"],
+            "it is a device, not a regular file",
+        ),
+    ] {
+        let ran = run(&folder, &spec, &options);
+        let told = ran.stderr();
+        assert_eq!(ran.output.status.code(), Some(2), "{told}");
+        assert!(told.replace('\n', " ").contains(expected), "{told}");
+    }
+}
+
+#[test]
+fn line_without_code_is_refused_with_the_next_line() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    guest(&folder);
+    let ran = run(&folder, "kprobe:leave.c:1", &[]);
+    assert_eq!(ran.output.status.code(), Some(2), "{}", ran.stderr());
+    assert!(
+        ran.stderr().contains("leave.c has no code in line 1"),
+        "{}",
+        ran.stderr()
+    );
+}
