@@ -176,3 +176,28 @@ fn line_without_code_is_refused_with_the_next_line() {
         ran.stderr()
     );
 }
+
+#[test]
+fn expectation_about_a_line_is_judged_by_the_hits_of_its_place() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let kernel = guest(&folder);
+    let call = line("leave.c", "leave_frames();");
+    let judged = |count: u64| {
+        let manifest = format!(
+            "[guest]\nkernel = {kernel:?}\nmemory = '64M'\ncmdline = 'run=leave={ROUNDS} exit=reset'\n[run]\naccel = 'kvm'\n\
+             timeout = '100s'\n[[expect]]\nprobe = 'kprobe:leave.c:{call}'\nexactly = {count}\n"
+        );
+        fs::write(folder.path().join("m.toml"), manifest).expect("written");
+        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+            .current_dir(folder.path())
+            .args(["test", "m.toml"])
+            .output()
+            .expect("the command starts");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), told)
+    };
+    let (code, told) = judged(ROUNDS);
+    assert_eq!(code, Some(0), "{told}");
+    let (code, told) = judged(ROUNDS + 1);
+    assert_eq!(code, Some(1), "{told}");
+}
