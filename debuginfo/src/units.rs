@@ -1,5 +1,6 @@
 //! The compilation units of a file, and the addresses of each.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use gimli::{DebugInfoOffset, Dwarf, Unit};
@@ -9,8 +10,11 @@ use crate::error::LookupError;
 use crate::reader::{Slice, damaged};
 use crate::{paths, ranges};
 
-/// A source of every kernel. The sources of some units may be outside the kernel's directory.
-const IN_KERNEL: &str = "init/main.c";
+/// Sources of every kernel, in C and for the assembler: the paths of the two may begin at different directories, and the sources of some
+/// units may be outside the kernel's.
+const IN_KERNEL: [&str; 2] = ["init/main.c", "arch/x86/entry/entry_64.S"];
+/// A file with more directories is damaged.
+const MAX_ROOTS: usize = 4;
 
 /// A compilation unit.
 #[derive(Debug)]
@@ -32,7 +36,8 @@ impl UnitIndex {
 #[derive(Debug)]
 pub(crate) struct UnitList {
     pub(crate) units: Vec<UnitIndex>,
-    /// The directories, with a slash at the end, that are left out of shown paths: that of the kernel, and that of all sources.
+    /// The directories, with a slash at the end, that are left out of shown paths, the longest first: those of the kernel, and that of all
+    /// sources.
     pub(crate) roots: Vec<String>,
 }
 
@@ -42,7 +47,8 @@ pub(crate) fn index(
     budget: &mut Budget,
 ) -> Result<UnitList, LookupError> {
     let mut units = Vec::new();
-    let (mut root, mut kernel_root): (Option<String>, Option<String>) = (None, None);
+    let mut root: Option<String> = None;
+    let mut roots = BTreeSet::new();
     let mut headers = dwarf.units();
     let mut next = 0;
     while let Some(header) = headers.next().map_err(damaged(next))? {
@@ -62,10 +68,11 @@ pub(crate) fn index(
         if !found.is_empty()
             && let Some(path) = paths::of_unit(unit, budget)?
         {
-            if let Some(kernel) = path.strip_suffix(IN_KERNEL)
-                && (kernel.is_empty() || kernel.ends_with('/'))
+            let kernel = IN_KERNEL.iter().find_map(|known| path.strip_suffix(known));
+            if let Some(kernel) = kernel.filter(|kernel| kernel.ends_with('/'))
+                && roots.len() < MAX_ROOTS
             {
-                kernel_root = Some(kernel.to_owned());
+                roots.insert(kernel.to_owned());
             }
             root = Some(match root {
                 None => paths::directory(&path).to_owned(),
@@ -77,10 +84,10 @@ pub(crate) fn index(
             ranges: found,
         });
     }
-    Ok(UnitList {
-        units,
-        roots: kernel_root.into_iter().chain(root).collect(),
-    })
+    let mut roots: Vec<String> = roots.into_iter().chain(root).collect();
+    // A directory may be within another.
+    roots.sort_by_key(|root| std::cmp::Reverse(root.len()));
+    Ok(UnitList { units, roots })
 }
 
 /// Reads the unit again.
