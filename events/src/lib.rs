@@ -24,4 +24,4 @@ pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
 pub use stack::StackFrame;
-pub use typed::{GuestString, Number, Param, Task, Typed};
+pub use typed::{GuestMembers, GuestString, Number, Param, Task, Typed};

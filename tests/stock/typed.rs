@@ -1,6 +1,6 @@
 //! Named and typed arguments, tasks, strings and errors of stock kernels, compared with what the guest itself says.
 
-use events::{GuestString, Hit, Number, Param, Return, Tier};
+use events::{GuestMembers, GuestString, Hit, Number, Param, Return, Tier};
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
@@ -72,13 +72,19 @@ fn check(image: &str) {
     assert_eq!(dfd.typed.means.as_deref(), Some("AT_FDCWD"));
     assert_eq!(filename.typed.value, Some(Number::Hex(open.args[1])));
     assert_eq!(how.typed.value, Some(Number::Hex(open.args[2])));
+    let Some(GuestMembers::Whole(members)) = &how.typed.members else {
+        panic!("{how:?}")
+    };
+    assert_eq!(names(members), ["flags", "mode", "resolve"]);
+    // O_RDONLY, with the O_LARGEFILE that the kernel adds for a program of 64 bits.
+    assert_eq!(how.to_string(), "how={flags=0x8000, mode=0, resolve=0}");
     let summed = probe(&summary, OPEN);
     assert_eq!(
         (summed.exits, summed.tier),
         (summed.hits, Some(Tier::Emulated))
     );
     let why = summed.unoptimised.as_deref().unwrap_or_default();
-    assert!(why.contains("show a string"), "{why}");
+    assert!(why.contains("show a string, a struct"), "{why}");
 
     let failed = |ret: &&Return| ret.task.as_ref().is_some_and(|task| task.pid == pid);
     let failed: Vec<_> = returns.iter().filter(failed).collect();

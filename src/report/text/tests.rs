@@ -91,11 +91,8 @@ fn typed_hits_have_a_task_and_named_arguments() {
         comm: comm.to_owned(),
     };
     let typed = |ty: &str, value| Typed {
-        ty: ty.into(),
         value: Some(value),
-        means: None,
-        error: None,
-        string: None,
+        ..Typed::without_value(ty.into())
     };
     let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
         unreachable!("a hit")
