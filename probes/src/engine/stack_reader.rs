@@ -4,9 +4,10 @@
 
 use std::fmt;
 
-use events::Task;
+use events::{Task, VcpuStack};
 use introspect::PagingState;
 use introspect::orc::{KernelStack, NoOrc, Start, SwitchFrame};
+use text::Paused;
 use vmm::VcpuState;
 
 use crate::engine::inventory::Inventory;
@@ -46,6 +47,43 @@ impl Inventory {
             view: self.records.stacks.view(paging, table, MAX_MODULES),
             paging,
         })
+    }
+}
+
+impl Inventory {
+    /// The kernel stacks of the vCPUs; none if KVM refuses to tell the registers.
+    pub(crate) fn vcpu_stacks(&self, paused: &dyn Paused) -> Vec<VcpuStack> {
+        let vcpus = paused.vcpu_states().unwrap_or_default();
+        let Some(first) = vcpus.first() else {
+            return Vec::new();
+        };
+        let reader = self.stack_reader(first);
+        let vcpus = (0..).zip(&vcpus);
+        vcpus
+            .map(|(number, vcpu)| vcpu_stack(number, vcpu, reader.as_ref()))
+            .collect()
+    }
+}
+
+fn vcpu_stack(
+    number: usize,
+    vcpu: &VcpuState,
+    reader: Result<&StackReader<'_>, &NoOrc>,
+) -> VcpuStack {
+    let stack = match reader {
+        Ok(reader) => reader.of_vcpu(vcpu).map(|stack| reader.named(&stack)),
+        Err(why) => Some(Stack {
+            frames: Vec::new(),
+            incomplete: Some(why.to_string()),
+        }),
+    };
+    let (frames, stack_incomplete) = Stack::parts(stack);
+    VcpuStack {
+        vcpu: number,
+        task: reader.ok().and_then(|reader| reader.task_of(vcpu)),
+        user_mode: is_in_user_mode(vcpu),
+        stack: frames.unwrap_or_default(),
+        stack_incomplete,
     }
 }
 
