@@ -149,10 +149,10 @@ impl std::fmt::Display for GuestString {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GuestMembers {
-    /// All members.
+    /// All members of the struct.
     #[cfg_attr(feature = "openapi", schema(no_recursion))]
     Whole(Vec<Param>),
-    /// No memory is mapped at this address.
+    /// The struct at this address is not in memory, or not as a whole.
     Fault(Hex),
 }
 

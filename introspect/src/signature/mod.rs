@@ -136,13 +136,11 @@ impl Signature {
         })
     }
 
-    /// Whether a parameter needs more than the registers: a string, a small struct, or a word of the stack.
+    /// Whether a parameter needs more than the registers: a string, or a word of the stack. Small structs are extra.
     #[must_use]
     pub fn needs_memory(&self) -> bool {
         let is_in_memory = |param: &Parameter| {
-            param.shape.kind == Kind::String
-                || param.pointee.is_some()
-                || matches!(param.place, ValuePlace::Stack(_))
+            param.shape.kind == Kind::String || matches!(param.place, ValuePlace::Stack(_))
         };
         self.params.iter().any(is_in_memory)
     }

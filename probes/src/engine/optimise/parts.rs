@@ -111,10 +111,9 @@ impl Parts {
             _ if probe.reads_memory() && probe.has_stack => {
                 Hindrance::Memory(&probe.name, "the stack")
             }
-            _ if probe.reads_memory() => Hindrance::Memory(
-                &probe.name,
-                "a string, a struct or an argument on the stack",
-            ),
+            _ if probe.reads_memory() => {
+                Hindrance::Memory(&probe.name, "a string or an argument on the stack")
+            }
             Purpose::Milestone(_) => Hindrance::Milestone(&probe.name),
             _ => Hindrance::Probe(&probe.name),
         })

@@ -11,8 +11,8 @@ use super::{DATA, PLAIN, Rig, one, vcpu};
 /// Not mapped.
 const NOWHERE: u64 = 0x7fff_0000;
 
-/// The types of `void f(struct named *)`, a struct with a number and a string.
-fn signature() -> Signature {
+/// The types of `void f(struct named *)`, a struct with a number and a string. With `exits`, a string follows, for which each hit exits.
+fn signature(exits: bool) -> Signature {
     let mut blob = Blob::new();
     let int = blob.int("int", 4);
     let char = blob.int("char", 1);
@@ -20,7 +20,8 @@ fn signature() -> Signature {
     let text = blob.pointer(constant);
     let named = blob.structure("named", 16, &[("len", int, 4), ("text", text, 8)]);
     let pointer = blob.pointer(named);
-    blob.function("f", 0, &[("named", pointer)]);
+    let params = [("named", pointer), ("text", text)];
+    blob.function("f", 0, if exits { &params } else { &params[..1] });
     let types = Btf::parse(blob.finish()).expect("types");
     Signature::of_function(&types, "f").expect("typed")
 }
@@ -32,7 +33,7 @@ fn hit_shows_the_members_of_a_small_struct_or_the_address_of_the_fault() {
     let probe = rig.engine.probes.list.load().first().cloned();
     probe
         .expect("a probe")
-        .set_signature(Some(Arc::new(signature())));
+        .set_signature(Some(Arc::new(signature(true))));
     rig.memory.put(DATA, &[0xff; 4]);
     rig.memory.put(DATA + 4, &77_u32.to_le_bytes());
     rig.memory.put(DATA + 8, &(DATA + 0x20).to_le_bytes());
@@ -66,4 +67,20 @@ fn hit_shows_the_members_of_a_small_struct_or_the_address_of_the_fault() {
         "named=0xfffffffffffffffe",
     ];
     assert_eq!(told, expected);
+}
+
+#[test]
+fn members_alone_are_not_shown_since_a_record_has_none() {
+    let (kernel, at) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:f"]);
+    let probe = rig.engine.probes.list.load().first().cloned();
+    let probe = probe.expect("a probe");
+    probe.set_signature(Some(Arc::new(signature(false))));
+    assert!(!probe.reads_memory());
+    let mut vcpu = vcpu(at);
+    vcpu.regs.rdi = DATA;
+    rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
+    let hit = rig.hits().remove(0);
+    let params = hit.params.expect("typed");
+    assert_eq!(params[0].typed.members, None, "{params:?}");
 }
