@@ -79,6 +79,7 @@ fn payload(
         end: GuestEnd::Poweroff,
         detail: None,
         crash: None,
+        vcpus: Vec::new(),
     };
     match config.cmdline.as_str() {
         "everything" => {

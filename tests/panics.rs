@@ -13,6 +13,7 @@ fn panic_of_any_thread_is_noted_with_its_place_and_fails_the_run() {
             end: GuestEnd::Poweroff,
             detail: None,
             crash: None,
+            vcpus: Vec::new(),
         },
         ran_ns: 0,
         probes: Vec::new(),

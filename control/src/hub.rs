@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use events::{Event, EventSink, GuestString, StackFrame, Typed};
+use events::{Event, EventSink, GuestMembers, GuestString, Param, StackFrame, Typed};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -140,8 +140,7 @@ fn bytes(event: &Event) -> usize {
     let text = match event {
         Event::Hit(hit) => {
             let params = hit.params.iter().flatten();
-            let params = params.map(|param| size_of_val(param) + of_value(&param.typed));
-            of_stack(hit.stack.as_deref()) + params.sum::<usize>()
+            of_stack(hit.stack.as_deref()) + params.map(of_param).sum::<usize>()
         }
         Event::Return(ret) => {
             of_stack(ret.stack.as_deref()) + ret.returned.as_ref().map_or(0, of_value)
@@ -160,14 +159,23 @@ fn bytes(event: &Event) -> usize {
     size_of::<Event>() + 2 * size_of::<usize>() + text
 }
 
+/// A parameter or member.
+fn of_param(param: &Param) -> usize {
+    size_of_val(param) + of_value(&param.typed)
+}
+
 /// The heap data of a value.
 fn of_value(typed: &Typed) -> usize {
     let string = match &typed.string {
         Some(GuestString::Whole(text) | GuestString::Cut(text)) => text.len(),
         Some(GuestString::Fault(_)) | None => 0,
     };
+    let members = match &typed.members {
+        Some(GuestMembers::Whole(members)) => members.iter().map(of_param).sum(),
+        Some(GuestMembers::Fault(_)) | None => 0,
+    };
     let names = [&typed.means, &typed.error].into_iter().flatten();
-    string + names.map(String::len).sum::<usize>()
+    string + members + names.map(String::len).sum::<usize>()
 }
 
 /// The heap data of a stack.
@@ -297,6 +305,21 @@ mod tests {
         let with_stack: Event = serde_json::from_value(event).expect("a return");
         let frame_bytes = size_of::<StackFrame>() + 101;
         assert_eq!(bytes(&with_stack) - bytes(&plain), 64 * frame_bytes);
+    }
+
+    #[test]
+    fn members_count_as_memory() {
+        let text = GuestString::Whole("x".repeat(100));
+        let mut member = Param {
+            name: "text".into(),
+            typed: Typed::without_value("const char *".into()),
+        };
+        let plain = of_param(&member);
+        member.typed.string = Some(text);
+        assert_eq!(of_param(&member) - plain, 100);
+        let mut typed = Typed::without_value("struct s *".into());
+        typed.members = Some(GuestMembers::Whole(vec![member.clone(); 6]));
+        assert_eq!(of_value(&typed), 6 * of_param(&member));
     }
 
     #[test]

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeStatus};
-use introspect::orc::NoOrc;
 use introspect::{Btf, SymbolTable};
 use manifest::ProbeConfig;
-use probes::{ArmError, At, Engine, ReadError, RegisterError, ResolveError, StackReader};
+use probes::{ArmError, At, Engine, NoStacks, ReadError, RegisterError, ResolveError, StackReader};
 use text::Paused;
 use vmm::{Control, End, VcpuState};
 
@@ -115,7 +114,7 @@ pub trait Target: Send + Sync {
     /// # Errors
     ///
     /// If the kernel has no tables for unwinding.
-    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoOrc>;
+    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoStacks>;
     /// The kernel's symbols, at the addresses where they were linked.
     fn symbols(&self) -> &SymbolTable;
     /// The kernel's types; `None` for a kernel without BTF.
@@ -242,7 +241,7 @@ impl Target for Live {
         self.engine.is_in_detour(at)
     }
 
-    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoOrc> {
+    fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoStacks> {
         self.engine.inventory().stack_reader(vcpu)
     }
 

@@ -12,7 +12,7 @@ use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
-use crate::stack::StackFrame;
+use crate::stack::{StackFrame, VcpuStack};
 use crate::typed::{Param, Task, Typed};
 
 /// One line of a run's output.
@@ -168,6 +168,9 @@ pub struct GuestSummary {
     /// For a panic: the vCPU, the task, the registers and the return addresses.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub crash: Option<Box<Crash>>,
+    /// For a panic, a timeout, and vCPUs that halted for good: the stacks at the end.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub vcpus: Vec<VcpuStack>,
 }
 
 /// A panic of the guest's kernel, at the entry of its `panic`.

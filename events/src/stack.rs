@@ -1,8 +1,9 @@
-//! The stack of a hit or return.
+//! The stacks of hits, returns and vCPUs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
+use crate::typed::Task;
 
 /// A function on a stack. The first is where the probe is, or where the call has returned to; each of the others is the caller of the
 /// one before, or code that an interrupt or exception has interrupted.
@@ -88,6 +89,24 @@ impl std::fmt::Display for StackFrame {
             None => Ok(()),
         }
     }
+}
+
+/// The kernel stack of a vCPU.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuStack {
+    /// The number of the vCPU, from 0.
+    pub vcpu: usize,
+    /// The task; absent before the kernel's first task, and in the kernel's entry code.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub task: Option<Task>,
+    /// Whether the vCPU runs a program: the kernel has no stack there.
+    pub user_mode: bool,
+    /// The functions, the innermost first.
+    pub stack: Vec<StackFrame>,
+    /// The reason why the stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack_incomplete: Option<String>,
 }
 
 #[cfg(test)]

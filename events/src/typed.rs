@@ -73,6 +73,24 @@ pub struct Typed {
     /// For a pointer to characters: the string there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub string: Option<GuestString>,
+    /// For a pointer to a small struct: the members there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub members: Option<GuestMembers>,
+}
+
+impl Typed {
+    /// A value of the type `ty` that cannot be read, or that a word does not hold.
+    #[must_use]
+    pub fn without_value(ty: Arc<str>) -> Self {
+        Self {
+            ty,
+            value: None,
+            means: None,
+            error: None,
+            string: None,
+            members: None,
+        }
+    }
 }
 
 impl std::fmt::Display for Typed {
@@ -82,6 +100,10 @@ impl std::fmt::Display for Typed {
                 string: Some(string),
                 ..
             } => string.fmt(f),
+            Self {
+                members: Some(members),
+                ..
+            } => members.fmt(f),
             Self {
                 means: Some(name), ..
             } => f.write_str(name),
@@ -122,7 +144,32 @@ impl std::fmt::Display for GuestString {
     }
 }
 
-/// A named parameter of a function.
+/// A small struct in the guest's memory.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GuestMembers {
+    /// All members of the struct.
+    #[cfg_attr(feature = "openapi", schema(no_recursion))]
+    Whole(Vec<Param>),
+    /// The struct at this address is not in memory, or not as a whole.
+    Fault(Hex),
+}
+
+/// As in C: `{flags=0x8000, mode=0, resolve=0}`.
+impl std::fmt::Display for GuestMembers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Whole(members) => {
+                let members: Vec<String> = members.iter().map(ToString::to_string).collect();
+                write!(f, "{{{}}}", members.join(", "))
+            }
+            Self::Fault(at) => write!(f, "<fault {at}>"),
+        }
+    }
+}
+
+/// A named parameter of a function, or a named member of a struct.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Param {
@@ -185,12 +232,28 @@ mod tests {
 
     fn typed(value: Number) -> Typed {
         Typed {
-            ty: "int".into(),
             value: Some(value),
-            means: None,
-            error: None,
-            string: None,
+            ..Typed::without_value("int".into())
         }
+    }
+
+    #[test]
+    fn structs_are_written_as_in_c() {
+        let member = |name: &str, value| Param {
+            name: name.into(),
+            typed: typed(Number::Integer(value)),
+        };
+        let members = vec![member("flags", 0x8000), member("mode", 0o644)];
+        let mut how = Param {
+            name: "how".into(),
+            typed: Typed {
+                members: Some(GuestMembers::Whole(members)),
+                ..typed(Number::Hex(Hex(0x1000)))
+            },
+        };
+        assert_eq!(how.to_string(), "how={flags=0x8000, mode=0644}");
+        how.typed.members = Some(GuestMembers::Fault(Hex(0x1000)));
+        assert_eq!(how.to_string(), "how=<fault 0x1000>");
     }
 
     #[test]

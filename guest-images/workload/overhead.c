@@ -126,6 +126,9 @@ static void turns(void)
 	others_turn("counted-int3", 0);
 	others_turn("recorded-int3", 0);
 	others_turn("shared", 0);
+	others_turn("untyped", 0);
+	others_turn("syscall", 0);
+	others_turn("stack", 0);
 	others_turn("nothing", 0);
 }
 

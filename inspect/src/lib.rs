@@ -24,5 +24,5 @@ pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use reads::ReadsError;
 pub use structs::NoType;
-pub use tasks::{SwitchFrames, Task, TaskList, TaskListError};
+pub use tasks::{SwitchFrames, Task, TaskList, TaskListError, Thread};
 pub use view::{KernelMemory, KernelView, NotReadable};

@@ -229,9 +229,18 @@ impl Session {
             Some(panicked) => Some(End::Failed(panicked.into())),
             None => end,
         };
+        let mut guest = self.guest_summary(end);
+        if matches!(
+            guest.end,
+            GuestEnd::Panic | GuestEnd::Timeout | GuestEnd::Halted
+        ) {
+            let control = self.control();
+            let paused = control.pause_all();
+            guest.vcpus = self.engine.inventory().vcpu_stacks(&paused);
+        }
         Ok(Summary {
             accel: accel.to_owned(),
-            guest: self.guest_summary(end),
+            guest,
             ran_ns: u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX),
             probes: self.engine.inventory().summaries(),
             dropped: 0,
@@ -272,6 +281,7 @@ impl Session {
                 end: GuestEnd::Panic,
                 detail: Some(panicked.message),
                 crash: Some(Box::new(panicked.crash)),
+                vcpus: Vec::new(),
             };
         }
         let (end, detail) = match end {
@@ -288,6 +298,7 @@ impl Session {
             end,
             detail,
             crash: None,
+            vcpus: Vec::new(),
         }
     }
 }

@@ -442,6 +442,7 @@ fn not_begun(config: &RunConfig) -> Summary {
             end: GuestEnd::Stopped,
             detail: Some("stopped while the outer Linux was booting".to_owned()),
             crash: None,
+            vcpus: Vec::new(),
         },
         ran_ns: 0,
         probes: config.probes.iter().map(pending).collect(),

@@ -4,6 +4,7 @@ use events::{ProbeState, ProbeSummary, Summary, Tier};
 use manifest::GuestEnd;
 
 use super::printable::printable;
+use super::stack_text::StackText;
 use super::style::{Ink, Style};
 use super::text_line::{line, seconds};
 
@@ -44,6 +45,12 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
             printable(&summary.accel),
         ),
     );
+    for vcpu in &summary.guest.vcpus {
+        let text = StackText::from(vcpu);
+        let at = vcpu.stack.first().map(|frame| format!("  at {frame}"));
+        let at = at.unwrap_or_default();
+        line(out, format_args!("{}{}", text.heading(), printable(&at)));
+    }
     for why in &summary.restarts {
         line(
             out,
@@ -242,6 +249,7 @@ mod tests {
             end: GuestEnd::Poweroff,
             detail: None,
             crash: None,
+            vcpus: Vec::new(),
         };
         Summary {
             accel: "kvm".to_owned(),
@@ -257,6 +265,25 @@ mod tests {
         let mut out = Vec::new();
         summary(&run(probes), Style::plain(), &mut out);
         String::from_utf8(out).expect("utf-8")
+    }
+
+    #[test]
+    fn vcpus_at_the_end_have_a_line_each() {
+        let mut run = run(Vec::new());
+        let vcpus = serde_json::json!([
+            {
+                "vcpu": 0, "task": { "pid": 0, "tid": 0, "comm": "swapper/0" }, "user_mode": false,
+                "stack": [{ "address": "0xffffffff81000005", "symbol": "native_safe_halt+0xb/0x10" }],
+            },
+            { "vcpu": 1, "task": { "pid": 7, "tid": 7, "comm": "x\u{1b}" }, "user_mode": true, "stack": [] },
+        ]);
+        run.guest.vcpus = serde_json::from_value(vcpus).expect("stacks");
+        let mut out = Vec::new();
+        summary(&run, Style::plain(), &mut out);
+        let text = String::from_utf8(out).expect("utf-8");
+        let expected = "(kvm)\ncpu0  swapper/0[0]  at native_safe_halt+0xb/0x10\n\
+                        cpu1  x\\x1b[7]  in user mode\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

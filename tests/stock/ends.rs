@@ -89,6 +89,37 @@ fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
 }
 
 #[test]
+fn guest_that_halts_for_good_tells_where_its_vcpus_are() {
+    let stock = Stock::fetch(IMAGE);
+    let script = "#!/bin/busybox sh\n/bin/busybox halt -f\n";
+    let ran = Boot::with_script(&stock, script).cpus(2).run();
+    let guest = ran.summary().guest;
+    assert_eq!(guest.end, GuestEnd::Halted, "{}", ran.told());
+    let [first, second] = &guest.vcpus[..] else {
+        panic!("{guest:?}")
+    };
+    let frames = first
+        .stack
+        .iter()
+        .filter_map(|frame| frame.symbol.as_deref());
+    let frames: Vec<_> = frames.collect();
+    assert!(frames[0].starts_with("stop_this_cpu+"), "{frames:?}");
+    let called = |name| frames.iter().any(|frame| frame.starts_with(name));
+    assert!(called("__do_sys_reboot+"), "{frames:?}");
+    assert_eq!(first.task.as_ref().map(|task| &*task.comm), Some("busybox"));
+    for vcpu in [first, second] {
+        assert_eq!(vcpu.stack_incomplete, None, "{vcpu:?}");
+    }
+    // The interrupt of the halt has met an idle processor.
+    let idle = second
+        .stack
+        .iter()
+        .filter_map(|frame| frame.symbol.as_ref());
+    let has = |name| idle.clone().any(|frame| frame.starts_with(name));
+    assert!(has("asm_sysvec_reboot+") && has("do_idle+"), "{second:?}");
+}
+
+#[test]
 fn a_console_that_cannot_be_written_is_a_failure_and_the_events_are_whole() {
     let stock = Stock::fetch(IMAGE);
     let ran = Boot::new(&stock, "getpids=10")

@@ -1,10 +1,15 @@
-//! Stacks of tasks that are on no vCPU, compared with the guest's `/proc/PID/stack`, and those of idle vCPUs.
+//! Stacks of tasks that are on no vCPU, compared with the guest's `/proc/PID/stack`, those of idle vCPUs, and vCPUs in programs.
 
 use std::collections::BTreeMap;
 
 use control::api::ListedStack;
+use control::{Client, StacksOf};
 
-use crate::boot::Stock;
+use crate::boot::{Boot, Stock};
+
+const SOCKET: &str = "x.sock";
+/// A program that hardly calls the kernel.
+const BUSY: &str = "#!/bin/busybox sh\necho busy now\nwhile :; do :; done\n";
 
 /// The looks for idle vCPUs: now and then, a vCPU of an idle guest works for a moment.
 const LOOKS: usize = 50;
@@ -92,4 +97,46 @@ pub(crate) fn idle(mut look: impl FnMut() -> Vec<ListedStack>) -> Vec<ListedStac
         }
     }
     panic!("no look in {LOOKS} has found idle vCPUs: {last:?}");
+}
+
+fn check_program(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, BUSY).option("--control", SOCKET);
+    let mut running = boot.start();
+    running.wait_for_console("busy now");
+    let mut client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+    let mut looks = (0..LOOKS).map(|_| client.stacks(StacksOf::Vcpu(0)).expect("a stack").stacks);
+    let found = looks.find_map(|mut stacks| stacks.pop().filter(|stack| stack.user_mode));
+    drop(looks);
+    let program = found.unwrap_or_else(|| panic!("{image}: no look has found the program"));
+    let task = program.task.as_ref().expect("a task");
+    assert_eq!((task.tid, &*task.comm), (1, "init"), "{program:?}");
+    assert_eq!(
+        (program.stack.len(), program.stack_incomplete.as_deref()),
+        (0, None)
+    );
+    let of_task = client.stacks(StacksOf::Task(1)).expect("a stack").stacks;
+    assert_eq!(of_task.len(), 1, "{of_task:?}");
+    // Of a thread of the kernel that sleeps, the same alone and among all.
+    client.command("pause").expect("paused");
+    let all = client.stacks(StacksOf::All).expect("stacks").stacks;
+    let is_sleeping = |listed: &&ListedStack| listed.state == Some('S') && listed.vcpu.is_none();
+    let sleeping = all.iter().find(is_sleeping).expect("a task that sleeps");
+    let tid = sleeping.task.as_ref().expect("a task").tid;
+    let alone = client.stacks(StacksOf::Task(tid)).expect("a stack").stacks;
+    assert_eq!(alone, std::slice::from_ref(sleeping));
+    let missing = client.stacks(StacksOf::Task(99_999)).expect_err("no task");
+    assert!(missing.to_string().contains("no task 99999"), "{missing}");
+    client.command("stop").expect("stopped");
+    running.finish();
+}
+
+#[test]
+fn program_on_a_vcpu_of_debian_6_1_has_its_task() {
+    check_program("debian-6.1");
+}
+
+#[test]
+fn program_on_a_vcpu_of_debian_sid_has_its_task() {
+    check_program("debian-sid");
 }

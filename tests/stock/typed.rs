@@ -1,6 +1,6 @@
 //! Named and typed arguments, tasks, strings and errors of stock kernels, compared with what the guest itself says.
 
-use events::{GuestString, Hit, Number, Param, Return, Tier};
+use events::{GuestMembers, GuestString, Hit, Number, Param, Return, Tier};
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
@@ -72,6 +72,12 @@ fn check(image: &str) {
     assert_eq!(dfd.typed.means.as_deref(), Some("AT_FDCWD"));
     assert_eq!(filename.typed.value, Some(Number::Hex(open.args[1])));
     assert_eq!(how.typed.value, Some(Number::Hex(open.args[2])));
+    let Some(GuestMembers::Whole(members)) = &how.typed.members else {
+        panic!("{how:?}")
+    };
+    assert_eq!(names(members), ["flags", "mode", "resolve"]);
+    // O_RDONLY, with the O_LARGEFILE that the kernel adds for a program of 64 bits.
+    assert_eq!(how.to_string(), "how={flags=0x8000, mode=0, resolve=0}");
     let summed = probe(&summary, OPEN);
     assert_eq!(
         (summed.exits, summed.tier),

@@ -11,7 +11,7 @@ use hyprobe_control::{Facts, Registration, Target};
 use introspect::orc::NoOrc;
 use introspect::{Btf, SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction, ProbeConfig};
-use probes::{ArmError, At, ReadError, ResolveError, ResolveProblem, StackReader};
+use probes::{ArmError, At, NoStacks, ReadError, ResolveError, ResolveProblem, StackReader};
 use text::{GuestError, GuestMemory, Paused};
 use vmm::VcpuState;
 
@@ -295,10 +295,9 @@ impl Target for Straw {
             .is_ok()
     }
 
-    fn stack_reader(&self, _: &VcpuState) -> Result<StackReader<'_>, NoOrc> {
-        Err(NoOrc::NoLabel {
-            label: "__start_orc_unwind",
-        })
+    fn stack_reader(&self, _: &VcpuState) -> Result<StackReader<'_>, NoStacks> {
+        let label = "__start_orc_unwind";
+        Err(NoOrc::NoLabel { label }.into())
     }
 
     fn symbols(&self) -> &SymbolTable {

@@ -78,7 +78,7 @@ impl ProblemKind {
             Self::NoSuchPath => ("no-such-path", 404, "There is no such path"),
             Self::NoSuchMethod => ("no-such-method", 405, "The path has no such method"),
             Self::NoSuchProbe => ("no-such-probe", 404, "There is no such probe"),
-            Self::NoSuchTask => ("no-such-task", 404, "There is no such task"),
+            Self::NoSuchTask => ("no-such-task", 404, "There is no such task or vCPU"),
             Self::Contradictory => (
                 "contradictory",
                 422,

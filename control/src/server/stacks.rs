@@ -12,10 +12,11 @@ use errors::chain;
 use events::Task;
 use inspect::{SwitchFrames, TaskList};
 use introspect::orc::KernelStack;
-use probes::StackReader;
+use probes::{StackReader, VcpuPosition};
 use serde::Deserialize;
 use text::Paused;
 use utoipa::IntoParams;
+use vmm::VcpuState;
 
 use super::app::App;
 use super::body::{Asked, Told};
@@ -61,7 +62,7 @@ enum Wanted {
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "There is no such task, or no such vCPU", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "The kernel has no tables for unwinding, or there are too many tasks; for tasks also: the kernel has no type information, has not booted far enough, or its list of tasks is damaged", body = Problem, content_type = "application/problem+json"),
-        (status = 500, description = "KVM refused to tell the registers", body = Problem, content_type = "application/problem+json")))]
+        (status = 500, description = "KVM refused the registers", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stacks(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<StacksQuery>,
@@ -98,6 +99,9 @@ fn read(bench: &mut Bench<'_>, wanted: Wanted) -> Result<Stacks, Problem> {
             frames: prepared(target, SwitchFrames::new)?,
         }),
     };
+    // The tables of the kernel are read now, and not in the pause.
+    let early = target.stack_reader(&VcpuState::default());
+    early.map_err(|error| ProblemKind::CannotRead.with(chain(&error)))?;
     let (found, pause) = bench.paused(|target, paused| unwind(target, paused, wanted, tasks));
     let (found, reader) = found?;
     let named = found.into_iter().map(|found| found.named(&reader));
@@ -122,18 +126,22 @@ fn unwind<'t>(
     let mut found: Vec<Unnamed> = (0..)
         .zip(&vcpus)
         .map(|(number, vcpu)| {
-            let stack = reader.of_vcpu(vcpu);
+            let position = reader.of_vcpu(vcpu);
             Unnamed {
                 vcpu: Some(number),
                 task: reader.task_of(vcpu),
                 state: None,
-                user_mode: stack.is_none(),
-                stack: Ok(stack.unwrap_or_default()),
+                user_mode: position == VcpuPosition::UserMode,
+                stack: match position {
+                    VcpuPosition::Kernel(stack) => Ok(stack),
+                    VcpuPosition::UserMode => Ok(KernelStack::default()),
+                    VcpuPosition::NotStarted => Err(VcpuPosition::NOT_STARTED.to_owned()),
+                },
             }
         })
         .collect();
     if let Some(sleepers) = sleepers {
-        found.extend(sleepers.stacks(target, &reader, &found)?);
+        found.extend(sleepers.stacks(target, &reader, &found, wanted)?);
     }
     found.retain(|found| match wanted {
         Wanted::Vcpus | Wanted::All => true,
@@ -163,20 +171,23 @@ struct Sleepers {
 }
 
 impl Sleepers {
-    /// The stacks of all tasks but those `on_vcpus`.
+    /// The stacks of the wanted tasks but those `on_vcpus`.
     fn stacks(
         &self,
         target: &dyn Target,
         reader: &StackReader<'_>,
         on_vcpus: &[Unnamed],
+        wanted: Wanted,
     ) -> Result<Vec<Unnamed>, Problem> {
         let memory = TargetMemory(target);
         let view = memory.kernel();
-        let tasks = self.list.read(&view, true);
-        let tasks = tasks.map_err(|error| cannot_view(target, &error))?;
-        if tasks.len() > STACKS {
+        let tasks = self.list.threads(&view);
+        let mut tasks = tasks.map_err(|error| cannot_view(target, &error))?;
+        if let Wanted::Task(tid) = wanted {
+            tasks.retain(|task| task.tid == tid);
+        } else if tasks.len() > STACKS {
             let detail = format!(
-                "the guest has {} threads, and the stacks of {STACKS} at the most are told: ask for one with `tid`",
+                "the guest has {} threads, more than the {STACKS} whose stacks fit an answer: ask for one with `tid`",
                 tasks.len()
             );
             return Err(ProblemKind::CannotRead.with(detail));
@@ -187,7 +198,7 @@ impl Sleepers {
             .map(|task| task.tid)
             .collect();
         let sleeping = tasks.iter().filter(|task| !running.contains(&task.tid));
-        let stack = |task: &inspect::Task| {
+        let stack = |task: &inspect::Thread| {
             if ENDED.contains(&task.state) {
                 return Ok(KernelStack::default());
             }

@@ -82,6 +82,7 @@ fn summary(probes: &[ProbeSummary]) -> Summary {
             end: GuestEnd::Poweroff,
             detail: None,
             crash: None,
+            vcpus: Vec::new(),
         },
         ran_ns: 10 * SECOND,
         probes: probes.to_vec(),
@@ -382,6 +383,7 @@ fn the_guest_ends_as_it_should_and_in_time() {
             end,
             detail: detail.map(str::to_owned),
             crash: None,
+            vcpus: Vec::new(),
         };
         broken(judge(table), &summary)
     };

@@ -18,4 +18,4 @@ mod walk;
 
 pub use error::TaskListError;
 pub use switched_out::SwitchFrames;
-pub use walk::{Task, TaskList};
+pub use walk::{Task, TaskList, Thread};

@@ -123,7 +123,6 @@ fn processes_are_listed_and_threads_on_demand() {
     fake.put(place(2), &[1]);
     let tasks = read(&fake, false).expect("tasks");
     let many = Task {
-        at: at(place(2)),
         tid: 5,
         pid: 5,
         parent: 1,
@@ -141,6 +140,13 @@ fn processes_are_listed_and_threads_on_demand() {
     let threads = read(&fake, true).expect("tasks");
     assert_eq!(threads.len(), 3);
     assert_eq!(threads[1], many);
+    let view = fake.view();
+    let list = TaskList::new(&view).expect("a list");
+    // The credentials of a thread may be anything.
+    let brief = list.threads(&view).expect("threads");
+    let numbers = brief.iter().map(|thread| (thread.at, thread.tid));
+    let expected = [(1, 1), (2, 5), (3, 6)].map(|(number, tid)| (at(place(number)), tid));
+    assert!(numbers.eq(expected), "{brief:?}");
     assert_eq!(
         (threads[2].pid, threads[2].tid, &*threads[2].comm),
         (5, 6, "other")

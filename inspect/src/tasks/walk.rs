@@ -1,6 +1,7 @@
 //! Follows the lists of tasks.
 
 use address::Gva;
+use introspect::btf::Slot;
 
 use super::cgroup::Paths;
 use super::command_line::DirectMap;
@@ -21,11 +22,24 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 /// `PF_KTHREAD`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
+/// A thread, as far as the list itself tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// The address of the `task_struct`.
+    pub at: Gva,
+    /// The thread's number (`pid` in the kernel).
+    pub tid: i32,
+    /// The process's number (`tgid` in the kernel).
+    pub pid: i32,
+    /// The name, without the work of a workqueue's thread.
+    pub comm: String,
+    /// The state's letter, as `/proc/PID/stat` shows it.
+    pub state: char,
+}
+
 /// A task: a process, or a thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// The address of the `task_struct`.
-    pub at: Gva,
     /// The thread's number (`pid` in the kernel).
     pub tid: i32,
     /// The process's number (`tgid` in the kernel).
@@ -54,15 +68,23 @@ pub struct TaskList {
     layout: TaskLayout,
 }
 
-/// A read in progress.
+/// A walk along the lists in progress.
 struct Walk<'w> {
     layout: &'w TaskLayout,
     reads: Reads<'w>,
+    /// The number of entries that may still be followed.
+    left: usize,
+}
+
+/// What is done with the bytes of a `task_struct`.
+type Visit<'v> = &'v mut dyn FnMut(&Reads<'_>, Gva, &[u8]) -> Result<(), TaskListError>;
+
+/// The tasks read so far, with what lies behind their structs.
+struct Details<'w> {
+    layout: &'w TaskLayout,
     map: Option<DirectMap>,
     paths: Paths,
     tasks: Vec<Task>,
-    /// The number of entries that may still be followed.
-    left: usize,
     /// The number of bytes that texts may still take.
     text_left: usize,
 }
@@ -87,33 +109,59 @@ impl TaskList {
     ///
     /// If a list is broken, or a task cannot be read.
     pub fn read(&self, view: &KernelView<'_>, threads: bool) -> Result<Vec<Task>, TaskListError> {
+        let mut details = Details {
+            layout: &self.layout,
+            map: DirectMap::find(view),
+            paths: Paths::new(),
+            tasks: Vec::new(),
+            text_left: MAX_TEXT_BYTES,
+        };
+        self.each(view, threads, &mut |reads, at, bytes| {
+            details.add(reads, at, bytes)
+        })?;
+        Ok(details.tasks)
+    }
+
+    /// All threads of all processes, read with the list alone.
+    ///
+    /// # Errors
+    ///
+    /// If a list is broken.
+    pub fn threads(&self, view: &KernelView<'_>) -> Result<Vec<Thread>, TaskListError> {
+        let mut threads = Vec::new();
+        self.each(view, true, &mut |_, at, bytes| {
+            threads.push(self.layout.thread(at, bytes));
+            Ok(())
+        })?;
+        Ok(threads)
+    }
+
+    fn each(
+        &self,
+        view: &KernelView<'_>,
+        threads: bool,
+        visit: Visit<'_>,
+    ) -> Result<(), TaskListError> {
         let first = view.address_of(FIRST).ok_or(TaskListError::NoList)?;
         let mut walk = Walk {
             layout: &self.layout,
             reads: Reads::new(view, MAX_READ_BYTES),
-            map: DirectMap::find(view),
-            paths: Paths::new(),
-            tasks: Vec::new(),
             left: MAX_TASKS,
-            text_left: MAX_TEXT_BYTES,
         };
+        let next = |bytes: &[u8]| Gva(self.layout.tasks.read(bytes).unwrap_or_default());
         let head = first.wrapping_add(self.layout.tasks.at() as u64);
-        let mut link = Gva(self
-            .layout
-            .tasks
-            .read(&walk.bytes(first)?)
-            .unwrap_or_default());
+        let mut link = next(&walk.bytes(first)?);
         while link != head {
             let at = Gva(link.0.wrapping_sub(self.layout.tasks.at() as u64));
             let bytes = walk.next(at)?;
             if threads {
-                walk.threads(at, &bytes)?;
+                walk.threads(at, &bytes, visit)?;
             } else {
-                walk.add(at, &bytes)?;
+                visit(&walk.reads, at, &bytes)?;
             }
-            link = Gva(self.layout.tasks.read(&bytes).unwrap_or_default());
+            link = next(&bytes);
         }
-        Ok(walk.tasks)
+        Ok(())
     }
 }
 
@@ -138,11 +186,16 @@ impl Walk<'_> {
         self.bytes(at)
     }
 
-    /// Adds the threads of the process with the first thread at `leader`.
-    fn threads(&mut self, leader: Gva, bytes: &[u8]) -> Result<(), TaskListError> {
+    /// Visits the threads of the process with the first thread at `leader`.
+    fn threads(
+        &mut self,
+        leader: Gva,
+        bytes: &[u8],
+        visit: Visit<'_>,
+    ) -> Result<(), TaskListError> {
         let layout = self.layout;
         let Some(signal) = layout.signal.read(bytes).filter(|at| *at != 0).map(Gva) else {
-            return self.add(leader, bytes);
+            return visit(&self.reads, leader, bytes);
         };
         let head = signal.wrapping_add(layout.thread_head.at() as u64);
         let first = self.reads.number(signal, layout.thread_head);
@@ -150,34 +203,56 @@ impl Walk<'_> {
         while link != head {
             let at = Gva(link.0.wrapping_sub(layout.threads.at() as u64));
             let bytes = self.next(at)?;
-            self.add(at, &bytes)?;
+            visit(&self.reads, at, &bytes)?;
             link = Gva(layout.threads.read(&bytes).unwrap_or_default());
         }
         Ok(())
     }
+}
 
-    fn add(&mut self, at: Gva, bytes: &[u8]) -> Result<(), TaskListError> {
+impl TaskLayout {
+    /// What the `task_struct` at `at` with these `bytes` tells by itself.
+    fn thread(&self, at: Gva, bytes: &[u8]) -> Thread {
+        let word = |slot: Slot| slot.read(bytes).unwrap_or_default();
+        Thread {
+            at,
+            tid: number(word(self.tid)),
+            pid: number(word(self.pid)),
+            comm: until_zero(bytes.get(self.comm.clone()).unwrap_or_default()),
+            state: state::letter(word(self.state), word(self.exit_state)),
+        }
+    }
+}
+
+impl Details<'_> {
+    fn add(&mut self, reads: &Reads<'_>, at: Gva, bytes: &[u8]) -> Result<(), TaskListError> {
         let layout = self.layout;
-        let word = |slot: introspect::btf::Slot| slot.read(bytes).unwrap_or_default();
+        let word = |slot: Slot| slot.read(bytes).unwrap_or_default();
+        let Thread {
+            tid,
+            pid,
+            mut comm,
+            state,
+            ..
+        } = layout.thread(at, bytes);
         let flags = word(layout.flags);
         let kernel_thread = flags & KERNEL_THREAD != 0;
-        let mut comm = until_zero(bytes.get(layout.comm.clone()).unwrap_or_default());
         if let Some(worker) = layout.worker.as_ref().filter(|_| kernel_thread) {
             // A thread that is about to end has given its `struct kthread` back.
-            if let Ok(Some(name)) = worker.of(&self.reads, bytes, &comm, flags) {
+            if let Ok(Some(name)) = worker.of(reads, bytes, &comm, flags) {
                 comm = name;
             }
         }
         let cred = Gva(word(layout.cred));
         let user = |slot| {
-            self.reads
+            reads
                 .number(cred, slot)
                 .map_err(unreadable("credentials", at))
         };
-        let parent = self.reads.number(Gva(word(layout.parent)), layout.pid);
+        let parent = reads.number(Gva(word(layout.parent)), layout.pid);
         let cgroup = layout.cgroup.as_ref();
-        let path = cgroup.and_then(|cgroup| cgroup.path(&self.reads, bytes, &mut self.paths));
-        let command_line = self.command_line(Gva(word(layout.memory)), kernel_thread);
+        let path = cgroup.and_then(|cgroup| cgroup.path(reads, bytes, &mut self.paths));
+        let command_line = self.command_line(reads, Gva(word(layout.memory)), kernel_thread);
         let words = command_line
             .iter()
             .map(|word| size_of_val(word) + word.len());
@@ -188,14 +263,13 @@ impl Walk<'_> {
             .checked_sub(text)
             .ok_or(TaskListError::TooLong { limit })?;
         let task = Task {
-            at,
-            tid: number(word(layout.tid)),
-            pid: number(word(layout.pid)),
+            tid,
+            pid,
             parent: number(parent.map_err(unreadable("parent", at))?),
             comm,
             uid: unsigned(user(layout.uid)?),
             euid: unsigned(user(layout.euid)?),
-            state: state::letter(word(layout.state), word(layout.exit_state)),
+            state,
             kernel_thread,
             cgroup: path,
             command_line,
@@ -205,7 +279,7 @@ impl Walk<'_> {
     }
 
     /// The command line of the program in the address space at `memory`. Programs may be damaged or gone: no words then.
-    fn command_line(&self, memory: Gva, kernel_thread: bool) -> Vec<String> {
+    fn command_line(&self, reads: &Reads<'_>, memory: Gva, kernel_thread: bool) -> Vec<String> {
         let (Some(program), Some(map)) = (&self.layout.program, self.map) else {
             return Vec::new();
         };
@@ -213,7 +287,7 @@ impl Walk<'_> {
         if memory == Gva(0) || kernel_thread {
             return Vec::new();
         }
-        program.words(&self.reads, map, memory).unwrap_or_default()
+        program.words(reads, map, memory).unwrap_or_default()
     }
 }
 

@@ -9,8 +9,8 @@ use super::format::{Base, FrameKind, FrameRule, PreviousBp, Rule};
 const STACK_BYTES: u64 = 16 << 10;
 /// The most frames in a row without a rule, as of generated code (BPF).
 const MAX_UNKNOWN: usize = 8;
-/// The lowest kernel address.
-const KERNEL_HALF: u64 = 1 << 63;
+/// The lowest address of the kernel with page tables of five levels; those of four begin above.
+const KERNEL_HALF: u64 = 0xff00_0000_0000_0000;
 
 /// The places in `struct pt_regs` of the registers that rules use, in bytes.
 mod saved {
@@ -130,6 +130,9 @@ pub enum Incomplete {
     /// The caller's frame lies below.
     #[error("the frame of the caller of {0} lies below its own")]
     WrongDirection(Gva),
+    /// The guest's lists and tables are too long.
+    #[error("reading the stack took more than {0} steps")]
+    TooCostly(usize),
     /// The return address is not in the kernel's half of the address space.
     #[error("the return address {0} is no kernel address")]
     NotKernel(Gva),

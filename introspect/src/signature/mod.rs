@@ -6,6 +6,7 @@
 mod kind;
 mod names;
 mod place;
+mod pointee;
 mod syscall;
 mod tracepoint;
 
@@ -17,6 +18,7 @@ pub use kind::Kind;
 use names::EnumNames;
 use place::Places;
 pub use place::ValuePlace;
+pub use pointee::{Pointee, PointeeMember};
 
 /// The types of a function.
 #[derive(Clone, Debug)]
@@ -37,6 +39,17 @@ pub struct Parameter {
     pub place: ValuePlace,
     /// The type.
     pub shape: Shape,
+    /// For a pointer to a small struct: the struct.
+    pub pointee: Option<Pointee>,
+}
+
+impl Parameter {
+    /// The types of the value and of what it points to.
+    fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let members = self.pointee.iter().flat_map(|pointee| &pointee.members);
+        let members = members.map(|member| member.shape.kind);
+        std::iter::once(self.shape.kind).chain(members)
+    }
 }
 
 /// A type, as far as the value is shown.
@@ -107,13 +120,15 @@ impl Signature {
             },
             place: places.next(types.size_of(param.ty)),
             shape: Shape::new(types, param.ty),
+            pointee: Pointee::of(types, param.ty),
         });
         let mut params: Vec<Parameter> = params.collect();
         buffers_are_no_strings(&mut params);
         let returns = types.stripped(prototype.returns) != Some(TypeId::VOID);
         let returns = returns.then(|| Shape::new(types, prototype.returns));
-        let shapes = params.iter().map(|param| &param.shape).chain(&returns);
-        let names = EnumNames::new(types, shapes.map(|shape| shape.kind));
+        let kinds = params.iter().flat_map(Parameter::kinds);
+        let kinds = kinds.chain(returns.iter().map(|shape| shape.kind));
+        let names = EnumNames::new(types, kinds);
         Ok(Self {
             params,
             returns,
@@ -121,7 +136,7 @@ impl Signature {
         })
     }
 
-    /// Whether a parameter needs more than the registers: a string, or a word of the stack.
+    /// Whether a parameter needs more than the registers: a string, or a word of the stack. Small structs are extra.
     #[must_use]
     pub fn needs_memory(&self) -> bool {
         let is_in_memory = |param: &Parameter| {

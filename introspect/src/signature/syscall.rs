@@ -1,7 +1,9 @@
 //! The signature of a system call, whose types are texts in C.
 
 use super::names::EnumNames;
-use super::{Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened};
+use super::{
+    Kind, Parameter, Pointee, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
+};
 use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
 use crate::btf::Btf;
 use crate::syscalls::SyscallArgument;
@@ -23,6 +25,7 @@ impl Signature {
                 declared: shortened(&argument.declared, MAX_DECLARED_BYTES),
                 kind: kind(types, &argument.declared),
             },
+            pointee: pointee(types, &argument.declared),
         });
         let mut params: Vec<Parameter> = params.collect();
         buffers_are_no_strings(&mut params);
@@ -31,7 +34,7 @@ impl Signature {
                 param.shape.kind = kind(types, &argument.declared);
             }
         }
-        let names = EnumNames::new(types, params.iter().map(|param| param.shape.kind));
+        let names = EnumNames::new(types, params.iter().flat_map(Parameter::kinds));
         Self::with_long_result(name, params, names)
     }
 
@@ -79,6 +82,16 @@ fn kind(types: &Btf, declared: &str) -> Kind {
     match named {
         Some(ty) => Kind::of(types, ty),
         None => integer(&words).unwrap_or(Kind::Word { bytes: 8 }),
+    }
+}
+
+/// The small struct behind a pointer `declared` as `struct NAME *`.
+fn pointee(types: &Btf, declared: &str) -> Option<Pointee> {
+    let mut words: Vec<&str> = declared.strip_suffix('*')?.split_whitespace().collect();
+    words.retain(|word| *word != "const");
+    match words[..] {
+        ["struct", name] => Pointee::of_struct(types, types.struct_named(name)?.into()),
+        _ => None,
     }
 }
 

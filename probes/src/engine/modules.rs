@@ -14,6 +14,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use address::Gva;
 use errors::chain;
@@ -54,6 +55,8 @@ pub(crate) struct ModuleWatch {
     pub(crate) return_sites: Arc<ReturnSites>,
     pub(crate) armer: Arc<Armer>,
     pub(crate) types: KeptTypes,
+    /// There was no room for a module once, and a note has said so.
+    pub(crate) is_full: AtomicBool,
 }
 
 /// Why a module is read.
@@ -190,6 +193,18 @@ impl ModuleWatch {
         self.bind(module, Read::AtLoad);
     }
 
+    /// Keeps `module`. If there is no room, a former module at the address is gone with its probes.
+    fn keep(&self, module: &Arc<LoadedModule>) -> bool {
+        let kept = self.running.modules.keep(Arc::clone(module));
+        if let Err(error) = &kept {
+            self.module_is_unloaded(module.address());
+            if !self.is_full.swap(true, Ordering::Relaxed) {
+                self.reporter.note(None, error.to_string());
+            }
+        }
+        kept.is_ok()
+    }
+
     /// Finds the sites of the probes in `module`.
     fn bind(&self, module: &Module, read: Read) {
         let Some(paging) = self.running.modules.paging() else {
@@ -200,8 +215,7 @@ impl ModuleWatch {
             &self.running.planter,
             &paging,
         ));
-        if let Err(error) = self.running.modules.keep(Arc::clone(&module)) {
-            self.reporter.note(None, error.to_string());
+        if !self.keep(&module) {
             return;
         }
         let text = ModuleCode {
@@ -335,9 +349,7 @@ impl ModuleWatch {
             if let (Ok(Some(now)), Some(paging)) = (state, self.running.modules.paging()) {
                 // Other modules may be loaded at the address of the init text.
                 let now = LoadedModule::new(now, &self.running.planter, &paging);
-                if let Err(error) = self.running.modules.keep(Arc::new(now)) {
-                    self.reporter.note(None, error.to_string());
-                }
+                self.keep(&Arc::new(now));
             }
             for probe in self.probes.list.load().iter() {
                 let in_init = |place: &Place| place.init && place.module == Some(module.address());

@@ -300,7 +300,14 @@ impl Records {
         };
         let params = |signature: &Arc<_>| match arguments {
             Some(None) => unread_params(signature),
-            _ => params(&self.running, signature, &regs, &state.paging),
+            // Members alone are not worth an exit: a probe that could do without shows none, at any hit.
+            _ => params(
+                &self.running,
+                signature,
+                &regs,
+                &state.paging,
+                probe.reads_memory(),
+            ),
         };
         Ok(Meaning {
             task: self.tasks.at(&state, ip),

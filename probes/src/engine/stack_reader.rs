@@ -4,9 +4,10 @@
 
 use std::fmt;
 
-use events::Task;
+use events::{Task, VcpuStack};
 use introspect::PagingState;
 use introspect::orc::{KernelStack, NoOrc, Start, SwitchFrame};
+use text::Paused;
 use vmm::VcpuState;
 
 use crate::engine::inventory::Inventory;
@@ -26,14 +27,51 @@ impl fmt::Debug for StackReader<'_> {
     }
 }
 
+/// The most steps for the stacks of a pause: those of 4096 tasks take less than a million.
+const MAX_STEPS: usize = 1 << 21;
+
+/// 64-bit mode is active.
+const EFER_LMA: u64 = 1 << 10;
+
+/// Why there are no stacks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoStacks {
+    /// The kernel describes no stacks.
+    #[error(transparent)]
+    NoOrc(#[from] NoOrc),
+    /// The kernel has not booted far enough.
+    #[error("the kernel has not said where it runs, so its stacks cannot be unwound")]
+    NotLocated,
+}
+
+/// Where a vCPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VcpuPosition {
+    /// In a program.
+    UserMode,
+    /// Not in 64-bit mode: the guest has not started the vCPU, or has reset it.
+    NotStarted,
+    /// In the kernel, with this stack.
+    Kernel(KernelStack),
+}
+
+impl VcpuPosition {
+    /// The sentence of an answer about a vCPU that is not started.
+    pub const NOT_STARTED: &'static str = "the guest has not started the vCPU";
+}
+
 impl Inventory {
-    /// A reader of stacks for the current pause. Before the kernel's page tables are known, those of `vcpu` are used.
+    /// A reader of stacks for the current pause. Before the kernel's page tables are known, those of `vcpu` are used. The tables that the
+    /// reader needs are looked up at the first call, which should be made before the pause.
     ///
     /// # Errors
     ///
-    /// If the kernel has no ORC tables.
-    pub fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoOrc> {
-        let table = self.running.kernel.unwind_rules().map_err(Clone::clone)?;
+    /// If the kernel has no ORC tables, or has not reported where it runs.
+    pub fn stack_reader(&self, vcpu: &VcpuState) -> Result<StackReader<'_>, NoStacks> {
+        let kernel = &self.running.kernel;
+        let table = kernel.unwind_rules().map_err(Clone::clone)?;
+        let _ = (kernel.modules(), kernel.trampolines());
+        self.slide().ok_or(NoStacks::NotLocated)?;
         // A program's tables map little of the kernel where the kernel isolates page tables.
         let paging = self.running.modules.paging().unwrap_or(PagingState {
             cr0: vcpu.sregs.cr0,
@@ -41,26 +79,73 @@ impl Inventory {
             cr4: vcpu.sregs.cr4,
             efer: vcpu.sregs.efer,
         });
+        let stacks = &self.records.stacks;
         Ok(StackReader {
             tasks: &self.records.tasks,
-            view: self.records.stacks.view(paging, table, MAX_MODULES),
+            view: stacks.view(paging, table, MAX_MODULES, MAX_STEPS),
             paging,
         })
     }
 }
 
+impl Inventory {
+    /// The kernel stacks of the vCPUs; none if KVM refuses to tell the registers.
+    pub(crate) fn vcpu_stacks(&self, paused: &dyn Paused) -> Vec<VcpuStack> {
+        let vcpus = paused.vcpu_states().unwrap_or_default();
+        let Some(first) = vcpus.first() else {
+            return Vec::new();
+        };
+        let reader = self.stack_reader(first);
+        let vcpus = (0..).zip(&vcpus);
+        vcpus
+            .map(|(number, vcpu)| vcpu_stack(number, vcpu, reader.as_ref()))
+            .collect()
+    }
+}
+
+fn vcpu_stack(
+    number: usize,
+    vcpu: &VcpuState,
+    reader: Result<&StackReader<'_>, &NoStacks>,
+) -> VcpuStack {
+    let position = reader.map(|reader| (reader, reader.of_vcpu(vcpu)));
+    let (frames, stack_incomplete) = match position {
+        Ok((reader, VcpuPosition::Kernel(stack))) => {
+            let named = reader.named(&stack);
+            (named.frames, named.incomplete)
+        }
+        Ok((_, VcpuPosition::UserMode)) => (Vec::new(), None),
+        Ok((_, VcpuPosition::NotStarted)) => {
+            (Vec::new(), Some(VcpuPosition::NOT_STARTED.to_owned()))
+        }
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    };
+    VcpuStack {
+        vcpu: number,
+        task: reader.ok().and_then(|reader| reader.task_of(vcpu)),
+        user_mode: is_in_user_mode(vcpu),
+        stack: frames,
+        stack_incomplete,
+    }
+}
+
 impl StackReader<'_> {
-    /// The task that a vCPU runs; `None` before the first task, and in the kernel's entry code.
+    /// The task that a vCPU runs; `None` before the kernel's per-CPU areas are there.
     #[must_use]
     pub fn task_of(&self, vcpu: &VcpuState) -> Option<Task> {
         self.tasks.of_stopped(vcpu, &self.paging)
     }
 
-    /// The kernel stack of a vCPU; `None` while the vCPU runs a program.
+    /// Where a vCPU is.
     #[must_use]
-    pub fn of_vcpu(&self, vcpu: &VcpuState) -> Option<KernelStack> {
-        let start = Start::Stopped(start(&vcpu.regs));
-        (!is_in_user_mode(vcpu)).then(|| self.view.unwind(start))
+    pub fn of_vcpu(&self, vcpu: &VcpuState) -> VcpuPosition {
+        if vcpu.sregs.efer & EFER_LMA == 0 {
+            return VcpuPosition::NotStarted;
+        }
+        if is_in_user_mode(vcpu) {
+            return VcpuPosition::UserMode;
+        }
+        VcpuPosition::Kernel(self.view.unwind(Start::Stopped(start(&vcpu.regs))))
     }
 
     /// The kernel stack of a task that is on no processor.

@@ -26,6 +26,11 @@ pub(crate) const MAX_MODULES: usize = 64;
 const MAX_SYMBOLS: usize = 1 << 19;
 /// The most modules whose symbols are read for one stack, which the vCPU waits for. The kernel's own stacks pass through a few modules.
 const MAX_READ: usize = 16;
+/// The most steps for the stack of a hit, which the vCPU waits for: words read, modules looked at. A stack through 20 functions of modules
+/// takes some thousand.
+const MAX_STEPS: usize = 1 << 17;
+/// The steps of a search in a module's rules, and of decoding a detour.
+const SEARCH_STEPS: usize = 32;
 /// The kernel's list of the users of ftrace, and its last entry.
 const FTRACE_USERS: &str = "ftrace_ops_list";
 const LAST_FTRACE_USER: &str = "ftrace_list_end";
@@ -37,6 +42,8 @@ const TRACERS: [&str; 4] = [
     "__kretprobe_trampoline",
     "kretprobe_trampoline",
 ];
+/// The beginning of the names of thunks for indirect calls and returns.
+const THUNK: &str = "__x86_";
 /// The kernel's list of modules.
 const MODULES: &str = "modules";
 
@@ -94,16 +101,17 @@ impl Stacks {
                 };
             }
         };
-        let view = self.view(*paging, table, MAX_READ);
+        let view = self.view(*paging, table, MAX_READ, MAX_STEPS);
         view.named(&view.unwind(Start::Stopped(start(regs))))
     }
 
-    /// The kernel in this address space. The symbols of `may_read` modules are read at the most.
+    /// The kernel in this address space. The symbols of `may_read` modules are read at the most, and all stacks together take `steps`.
     pub(crate) fn view<'s>(
         &'s self,
         paging: PagingState,
         table: &'s OrcTable,
         may_read: usize,
+        steps: usize,
     ) -> StackView<'s> {
         StackView {
             stacks: self,
@@ -111,6 +119,8 @@ impl Stacks {
             table,
             modules: OnceCell::new(),
             may_read: Cell::new(may_read),
+            steps,
+            left: Cell::new(steps),
         }
     }
 
@@ -134,7 +144,8 @@ impl Stacks {
     fn with_symbols(&self, paging: &PagingState, module: &Module) -> Option<Arc<Module>> {
         let modules = self.running.kernel.modules().ok()?;
         let read = modules.read_one(&self.running.planter.own(), paging, module.address());
-        let read = Arc::new(read.ok()?);
+        // A running guest may have loaded another module at the address.
+        let read = Arc::new(read.ok().filter(|read| read.is_same_load(module))?);
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         named.keep(Arc::clone(&read), read.symbols().len());
         Some(read)
@@ -164,11 +175,30 @@ pub(crate) struct StackView<'s> {
     modules: OnceCell<Vec<Module>>,
     /// The number of modules whose symbols may still be read.
     may_read: Cell<usize>,
+    /// The number of steps, and those that are left.
+    steps: usize,
+    left: Cell<usize>,
 }
 
 impl StackView<'_> {
     pub(crate) fn unwind(&self, start: Start) -> KernelStack {
-        unwind(self, start, MAX_FRAMES)
+        let mut stack = unwind(self, start, MAX_FRAMES);
+        if self.left.get() == 0 {
+            stack.incomplete = Some(Incomplete::TooCostly(self.steps));
+        }
+        stack
+    }
+
+    /// Takes steps; `None` if there are not as many left.
+    fn take(&self, steps: usize) -> Option<()> {
+        let left = self.left.get().checked_sub(steps);
+        self.left.set(left.unwrap_or(0));
+        left.map(drop)
+    }
+
+    fn read(&self, at: Gva) -> Option<u64> {
+        self.take(1)?;
+        self.stacks.running.word(&self.paging, at)
     }
 
     pub(crate) fn named(&self, stack: &KernelStack) -> Stack {
@@ -182,7 +212,9 @@ impl StackView<'_> {
     /// The module whose code is at `at`, without symbols.
     fn module_at(&self, at: Gva) -> Option<&Module> {
         let read = || self.stacks.modules(&self.paging).unwrap_or_default();
-        let mut modules = self.modules.get_or_init(read).iter();
+        let modules = self.modules.get_or_init(read);
+        self.take(modules.len())?;
+        let mut modules = modules.iter();
         modules.find(|module| module.holds_code(at))
     }
 
@@ -199,7 +231,7 @@ impl StackView<'_> {
         let symbols = running.kernel.symbols();
         let slide = running.located.get()?.slide.cast_unsigned();
         let address = |name| Some(symbols.address_of(name)?.wrapping_add(slide));
-        let read = |at| running.word(&self.paging, at);
+        let read = |at| self.read(at);
         let first = Gva(read(address(FTRACE_USERS)?)?);
         let layout = running.kernel.trampolines()?;
         let original = layout.original(first, address(LAST_FTRACE_USER)?, at, read)?;
@@ -227,6 +259,19 @@ impl StackView<'_> {
             self.may_read.set(self.may_read.get().checked_sub(1)?);
             self.stacks.with_symbols(&self.paging, module)
         })
+    }
+
+    /// `rule`, unless it says that the stack ends in a thunk of an indirect call or return: up to 6.1, that means that the kernel knows no
+    /// better.
+    fn certain(&self, linked: Gva, rule: Rule) -> Rule {
+        let is_thunk = || {
+            let found = self.stacks.running.kernel.symbols().resolve(linked);
+            found.is_some_and(|found| found.symbol.name.starts_with(THUNK))
+        };
+        match rule {
+            Rule::EndOfStack if is_thunk() => Rule::Undefined,
+            rule => rule,
+        }
     }
 
     fn kernel_symbol(&self, linked: Gva, frame: CodeFrame) -> Option<String> {
@@ -263,18 +308,22 @@ fn within(symbol: &Symbol, at: Gva) -> Option<String> {
 impl StackSource for StackView<'_> {
     fn rule(&self, at: Gva) -> Option<Rule> {
         if let Some(linked) = self.linked(at) {
-            return self.table.rule(linked);
+            return self
+                .table
+                .rule(linked)
+                .map(|rule| self.certain(linked, rule));
         }
         let Some(module) = self.module_at(at) else {
             return self.trampoline_rule(at);
         };
+        self.take(SEARCH_STEPS)?;
         let memory = self.stacks.running.planter.own();
         let rules = module.unwind_rules()?;
         rules.rule(&memory, &self.paging, self.table.format(), at)
     }
 
     fn word(&self, at: Gva) -> Option<u64> {
-        self.stacks.running.word(&self.paging, at)
+        self.read(at)
     }
 
     fn replaces_returns(&self, at: Gva) -> bool {
@@ -289,6 +338,7 @@ impl StackSource for StackView<'_> {
 
     fn displaced(&self, at: Gva) -> Option<Displaced> {
         let laid = self.stacks.detour.laid_at(at)?;
+        self.take(SEARCH_STEPS)?;
         let mut code = vec![0; laid.len];
         let memory = &self.stacks.running.planter;
         read_virt(memory, &self.paging, laid.entry, &mut code).ok()?;

@@ -18,6 +18,9 @@ use crate::engine::running::located::Reached;
 /// The beginning of the name of the boot processor's first task.
 const FIRST_TASK: &str = "swapper";
 
+/// The kernel's list of per-CPU areas, as distances from the first.
+const AREAS: &str = "__per_cpu_offset";
+
 /// Reads tasks in guest memory.
 #[derive(Debug)]
 pub(crate) struct Tasks {
@@ -72,19 +75,22 @@ impl Tasks {
         })
     }
 
-    /// The task of a stopped vCPU, also of one in user mode: the kernel's `gs` is put aside there.
+    /// The task of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
+    /// set its own to any value, so the kernel's list of per-CPU areas decides.
     pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
-        let ip = Gva(vcpu.regs.rip);
-        let linked = self.running.located.get()?.linked(ip);
-        let gs = match is_in_user_mode(vcpu) {
-            true => vcpu.kernel_gs_base,
-            // See `at`.
-            false if self.running.kernel.is_entry(linked) => return None,
-            false => vcpu.sregs.gs.base,
+        let slide = self.running.slide()?.cast_unsigned();
+        let symbols = self.running.kernel.symbols();
+        let areas = symbols.address_of(AREAS)?.wrapping_add(slide);
+        let is_area = |gs: u64| {
+            let number = 0..u64::from(vmm::boot::MAX_VCPUS);
+            let mut areas = number.map_while(|cpu| {
+                self.running
+                    .word(paging, areas.wrapping_add(cpu * size_of::<u64>() as u64))
+            });
+            gs != 0 && areas.any(|area| area == gs)
         };
-        if self.running.boot_patched.get() && !self.found.get() {
-            return None;
-        }
+        let bases = [vcpu.sregs.gs.base, vcpu.kernel_gs_base];
+        let gs = bases.into_iter().find(|gs| is_area(*gs))?;
         self.read(paging, gs)
     }
 

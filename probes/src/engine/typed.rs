@@ -1,14 +1,14 @@
 //! Named and typed arguments, and return values.
 //!
 //! A [`Signature`] is looked up once for a probe, before the guest has to wait. Numbers come from registers, which a record holds, too.
-//! Strings and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
+//! Strings, small structs and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
 //! has no detour.
 
 use std::sync::Arc;
 
 use address::Gva;
-use events::{GuestString, Hex, Number, Param, Typed, error_name};
-use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
+use events::{GuestMembers, GuestString, Hex, Number, Param, Typed, error_name};
+use introspect::signature::{Kind, Parameter, Pointee, Shape, ValuePlace};
 use introspect::{Btf, PagingState, Signature, read_virt};
 
 use crate::arguments::ArgumentSource;
@@ -98,29 +98,76 @@ fn function_of_entry(place: &Place, begins_with_endbr: impl FnOnce(Gva) -> bool)
     is_entry.then_some(function)
 }
 
-/// The parameters of a function that a vCPU with these registers and page tables is about to execute.
+/// The parameters of a function that a vCPU with these registers and page tables is about to execute. Members of small structs are read
+/// if `shows_members`.
 pub(crate) fn params(
     running: &Running,
     signature: &Signature,
     regs: &vmm::kvm_regs,
     paging: &PagingState,
+    shows_members: bool,
 ) -> Vec<Param> {
-    let mut left = MAX_STRING_BYTES;
+    let mut reader = Reader {
+        running,
+        paging,
+        signature,
+        left: MAX_STRING_BYTES,
+    };
     let param = |param: &Parameter| {
         let word = match param.place {
             ValuePlace::Stack(above) => running.word(paging, Gva(regs.rsp).wrapping_add(above)),
             _ => register(regs, param.place),
         };
-        let at = word.filter(|_| param.shape.kind == Kind::String);
-        let string = at.map(|at| string(running, paging, Gva(at), &mut left));
-        named(signature, param, word, string)
+        let (name, shape) = (&param.name, &param.shape);
+        let mut shown = reader.shown(name, shape, word);
+        if let (true, Some(pointee), Some(at)) = (shows_members, &param.pointee, word) {
+            shown.typed.members = reader.members(pointee, at);
+        }
+        shown
     };
     signature.params.iter().map(param).collect()
 }
 
+/// Reads what the parameters of a hit point to.
+struct Reader<'r> {
+    running: &'r Running,
+    paging: &'r PagingState,
+    signature: &'r Signature,
+    /// The bytes that strings may still have.
+    left: usize,
+}
+
+impl Reader<'_> {
+    /// The value of this name and type, with its string.
+    fn shown(&mut self, name: &Arc<str>, shape: &Shape, word: Option<u64>) -> Param {
+        let at = word.filter(|_| shape.kind == Kind::String);
+        let string = at.map(|at| string(self.running, self.paging, Gva(at), &mut self.left));
+        named(self.signature, name, shape, word, string)
+    }
+
+    /// The members of the struct at `at`; `None` for a null pointer, and for an error in place of a pointer.
+    fn members(&mut self, pointee: &Pointee, at: u64) -> Option<GuestMembers> {
+        if at == 0 || (-MAX_ERROR..0).contains(&at.cast_signed()) {
+            return None;
+        }
+        let mut bytes = vec![0; pointee.bytes];
+        let memory = self.running.planter.own();
+        if read_virt(&memory, self.paging, Gva(at), &mut bytes).is_err() {
+            return Some(GuestMembers::Fault(Hex(at)));
+        }
+        let members = pointee.members.iter();
+        let members = members
+            .map(|member| self.shown(&member.name, &member.shape, Some(member.word(&bytes))));
+        Some(GuestMembers::Whole(members.collect()))
+    }
+}
+
 /// The parameters of a function at a recorded hit.
 pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Vec<Param> {
-    let param = |param: &Parameter| named(signature, param, register(regs, param.place), None);
+    let param = |param: &Parameter| {
+        let word = register(regs, param.place);
+        named(signature, &param.name, &param.shape, word, None)
+    };
     signature.params.iter().map(param).collect()
 }
 
@@ -128,7 +175,7 @@ pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Ve
 pub(crate) fn unread_params(signature: &Signature) -> Vec<Param> {
     let params = signature.params.iter();
     params
-        .map(|param| named(signature, param, None, None))
+        .map(|param| named(signature, &param.name, &param.shape, None, None))
         .collect()
 }
 
@@ -150,29 +197,24 @@ pub(crate) fn returned(probe: &Probe, rax: u64) -> Option<Typed> {
 
 fn named(
     signature: &Signature,
-    param: &Parameter,
+    name: &Arc<str>,
+    shape: &Shape,
     word: Option<u64>,
     string: Option<GuestString>,
 ) -> Param {
     let typed = match word {
         Some(word) => {
-            let mut typed = typed(signature, &param.shape, word, string);
-            if typed.value == Some(Number::Integer(AT_FDCWD)) && is_directory(&param.name) {
+            let mut typed = typed(signature, shape, word, string);
+            if typed.value == Some(Number::Integer(AT_FDCWD)) && is_directory(name) {
                 typed.means = Some("AT_FDCWD".to_owned());
             }
             typed
         }
         // A struct, or a word of the stack that is not there.
-        None => Typed {
-            ty: Arc::clone(&param.shape.declared),
-            value: None,
-            means: None,
-            error: None,
-            string: None,
-        },
+        None => Typed::without_value(Arc::clone(&shape.declared)),
     };
     Param {
-        name: Arc::clone(&param.name),
+        name: Arc::clone(name),
         typed,
     }
 }
@@ -189,11 +231,10 @@ fn typed(signature: &Signature, shape: &Shape, word: u64, string: Option<GuestSt
         Kind::String | Kind::Pointer | Kind::Larger => Number::Hex(Hex(word)),
     };
     Typed {
-        ty: Arc::clone(&shape.declared),
         value: (shape.kind != Kind::Larger).then_some(value),
         means: signature.enumerator(shape, number).map(str::to_owned),
-        error: None,
         string,
+        ..Typed::without_value(Arc::clone(&shape.declared))
     }
 }
 

@@ -227,6 +227,7 @@ impl Engine {
             return_sites: Arc::clone(&return_sites),
             armer: Arc::clone(&armer),
             types: KeptTypes::default(),
+            is_full: AtomicBool::new(false),
         });
         let handover = Arc::new(Handover {
             reporter: Arc::clone(&reporter),

@@ -47,6 +47,10 @@ enum Place {
     Return,
     /// The entry and the return: a probe that counts, a probe with events, a histogram, and a return probe.
     Shared,
+    /// The entry, by the system call's name.
+    Syscall,
+    /// The entry; events have the stack.
+    Stack,
 }
 
 impl Place {
@@ -61,6 +65,11 @@ impl Place {
         Ok(match self {
             Self::Entry => vec![new(&entry)],
             Self::Return => vec![new(&of_return)],
+            Self::Syscall => vec![new("syscall:getppid")],
+            Self::Stack => vec![ProbeConfig {
+                stack: true,
+                ..new(&entry)
+            }],
             Self::Shared => vec![
                 counted(&entry),
                 new_probe(&entry),
@@ -110,7 +119,7 @@ const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) 
     }
 }
 
-const OURS: [Turn; 8] = [
+const OURS: [Turn; 11] = [
     turn("kprobe", Place::Entry, false, false),
     turn("counted", Place::Entry, true, true),
     turn("recorded", Place::Entry, false, true),
@@ -119,10 +128,13 @@ const OURS: [Turn; 8] = [
     turn("counted-int3", Place::Short, true, true),
     turn("recorded-int3", Place::Short, false, true),
     turn("shared", Place::Shared, false, true),
+    turn("untyped", Place::Short, false, false),
+    turn("syscall", Place::Syscall, false, false),
+    turn("stack", Place::Stack, false, false),
 ];
 
 /// The turns, in the order of the guest's init: the name in the lines, and the title in the table.
-pub(super) const TURNS: [(&str, &str); 12] = [
+pub(super) const TURNS: [(&str, &str); 15] = [
     ("stock-none", "no probe"),
     (OWN_KPROBE, "the guest's own kprobe event"),
     (OWN_KRETPROBE, "the guest's own kretprobe event"),
@@ -143,6 +155,15 @@ pub(super) const TURNS: [(&str, &str); 12] = [
         SHARED,
         "o+ro: four of ours at once: counted, told as an event, a histogram, both sides recorded",
     ),
+    (
+        "stock-untyped",
+        "k: ours, within the function: told as an event without types",
+    ),
+    (
+        "stock-syscall",
+        "k: ours, `syscall:getppid`, told as an event",
+    ),
+    ("stock-stack", "k: ours, told as an event with a stack"),
     ("stock-none-again", "no probe, again"),
 ];
 /// Compared with each other.

@@ -23,7 +23,7 @@ pub(super) const STOCK: &str = "
 The table shows a getppid(2) of a stock guest with one vCPU, in one boot: without an event at `__x64_sys_getppid`, with an event of the
 guest's own (tracefs), and with a probe of hyprobe, added while the guest runs. The unit is nanoseconds, in Bochs instructions. The guest's
 own events write a record into the guest's ring buffer. hyprobe's events go to a sink that drops them. hyprobe takes recorded hits out
-of the ring behind each loop, outside of the measured time. At the entry of a function the guest's own kprobes are calls of ftrace, without
+of the ring behind each loop, outside of the measured time. Events have the task, and at an entry the types. At the entry of a function the guest's own kprobes are calls of ftrace, without
 a trap.
 
 ";

@@ -2,7 +2,6 @@
 
 use control::StacksOf;
 use control::api::ListedStack;
-use events::StackFrame;
 
 use super::connect::connect;
 use super::debug_file::frame_lines;
@@ -10,7 +9,7 @@ use super::error::RemoteError;
 use super::objects::print;
 use crate::cli::BtArgs;
 use crate::exit::Exit;
-use crate::report::printable;
+use crate::report::StackText;
 
 /// Prints kernel stacks of the guest.
 pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
@@ -32,32 +31,20 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
     Ok(Exit::Done)
 }
 
-/// A heading and a line for each frame; empty lines between the stacks.
+/// The stacks, with empty lines between them.
 fn text(stacks: &[ListedStack]) -> String {
     let stacks = stacks.iter().map(|listed| {
-        let mut lines = vec![heading(listed)];
-        let frames = listed.stack.iter().flat_map(StackFrame::text);
-        lines.extend(frames.map(|line| format!("    {line}")));
-        lines.extend(
-            listed
-                .stack_incomplete
-                .iter()
-                .map(|why| format!("    … {why}")),
-        );
-        let lines = lines.iter().map(|line| format!("{}\n", printable(line)));
-        lines.collect::<String>()
+        let text = StackText {
+            vcpu: listed.vcpu,
+            task: listed.task.as_ref(),
+            state: listed.state,
+            user_mode: listed.user_mode,
+            frames: &listed.stack,
+            incomplete: listed.stack_incomplete.as_deref(),
+        };
+        text.lines()
     });
     stacks.collect::<Vec<_>>().join("\n")
-}
-
-/// `cpu0  cat[312]`, or `sleep[77]  S`.
-fn heading(listed: &ListedStack) -> String {
-    let vcpu = listed.vcpu.map(|number| format!("cpu{number}"));
-    let task = listed.task.as_ref().map(ToString::to_string);
-    let state = listed.state.map(String::from);
-    let mode = listed.user_mode.then(|| "in user mode".to_owned());
-    let words = [vcpu, task, state, mode].into_iter().flatten();
-    words.collect::<Vec<_>>().join("  ")
 }
 
 #[cfg(test)]

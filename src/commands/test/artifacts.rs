@@ -10,7 +10,7 @@ use super::core_dump;
 use super::error::TestError;
 use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
-use crate::report::json_line;
+use crate::report::{StackText, json_line};
 
 /// If the case has failed, writes the folder of `finished` into `all`, whose path is `path`. Of several attempts, the last counts.
 pub(super) fn write(
@@ -55,7 +55,7 @@ pub(super) fn write(
 }
 
 /// The names of all files of a case, each with the contents if `attempt` has any.
-fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 6] {
+fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 7] {
     let mut events = Vec::new();
     for event in &attempt.events {
         json_line(event, &mut events);
@@ -66,6 +66,12 @@ fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 
         Outcome::Error { why, .. } => why.clone() + "\n",
     };
     let crash = attempt.crash().map(crash_in_words);
+    let stacks: Vec<String> = attempt
+        .vcpus()
+        .iter()
+        .map(|vcpu| StackText::from(vcpu).lines())
+        .collect();
+    let stacks = (!stacks.is_empty()).then(|| stacks.join("\n"));
     let summary = attempt.summary.as_ref().map(serde_json::to_vec_pretty);
     [
         ("console.log", Some(Ok(attempt.console.clone()))),
@@ -73,6 +79,7 @@ fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 
         ("events.txt", Some(Ok(in_words(&attempt.events).into()))),
         ("reasons.txt", Some(Ok(reasons.into()))),
         ("crash.txt", crash.map(|crash| Ok(crash.into()))),
+        ("stacks.txt", stacks.map(|stacks| Ok(stacks.into()))),
         (
             "summary.json",
             summary.map(|summary| summary.map_err(io::Error::from)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use events::judge::Verdict;
-use events::{Crash, Event, Summary};
+use events::{Crash, Event, Summary, VcpuStack};
 use files::{CreateError, Folder};
 use manifest::{GuestEnd, Word as _};
 
@@ -69,6 +69,13 @@ impl Attempt {
     /// The crash of the guest's kernel, if any.
     pub(super) fn crash(&self) -> Option<&Crash> {
         self.summary.as_ref()?.guest.crash.as_deref()
+    }
+
+    /// The stacks of the vCPUs at the guest's end, if the summary has them.
+    pub(super) fn vcpus(&self) -> &[VcpuStack] {
+        self.summary
+            .as_ref()
+            .map_or(&[], |summary| &summary.guest.vcpus)
     }
 }
 
@@ -201,6 +208,7 @@ mod tests {
                 end,
                 detail: Some("bad \x1b[2J%s".to_owned()),
                 crash: None,
+                vcpus: Vec::new(),
             },
             ran_ns: 1,
             probes: Vec::new(),

@@ -16,6 +16,7 @@ fn text_of_the_guest_adds_no_line_and_no_escape() {
             end: GuestEnd::Panic,
             detail: Some("x\nall 3 expectations hold\x1b[2J".to_owned()),
             crash: None,
+            vcpus: Vec::new(),
         },
         ran_ns: 0,
         probes: Vec::new(),
@@ -92,11 +93,8 @@ fn typed_hits_have_a_task_and_named_arguments() {
         comm: comm.to_owned(),
     };
     let typed = |ty: &str, value| Typed {
-        ty: ty.into(),
         value: Some(value),
-        means: None,
-        error: None,
-        string: None,
+        ..Typed::without_value(ty.into())
     };
     let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
         unreachable!("a hit")

@@ -71,6 +71,7 @@ fn end_after(dropped: u64, refused_events: u64) -> Message {
         end: GuestEnd::Poweroff,
         detail: None,
         crash: None,
+        vcpus: Vec::new(),
     };
     let summary = Summary {
         accel: "kvm".to_owned(),

@@ -60,13 +60,18 @@ impl LoadedModules {
     ///
     /// # Errors
     ///
-    /// If the modules have come to a limit; then no module is kept at the address.
+    /// If the modules have come to a limit; then nothing has changed.
     pub(crate) fn keep(&self, module: Arc<LoadedModule>) -> Result<(), TooManyModules> {
         let mut loaded = self.lock();
-        loaded.remove(&module.address());
-        let symbols = loaded.values().map(|module| module.symbols().len());
-        let symbols = symbols.sum::<usize>() + module.symbols().len();
-        if loaded.len() >= MAX_MODULES || symbols > MAX_SYMBOLS {
+        let mut others = 0;
+        let mut symbols = module.symbols().len();
+        for other in loaded.values() {
+            if other.address() != module.address() {
+                others += 1;
+                symbols += other.symbols().len();
+            }
+        }
+        if others >= MAX_MODULES || symbols > MAX_SYMBOLS {
             return Err(TooManyModules);
         }
         loaded.insert(module.address(), module);

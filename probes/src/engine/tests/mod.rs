@@ -17,6 +17,7 @@ mod readers;
 mod returns;
 mod syscalls;
 mod system;
+mod typed;
 mod writes;
 
 use std::sync::{Arc, Mutex};
