@@ -8,7 +8,7 @@ use crate::SymbolTable;
 const POINTER_BYTES: u64 = 8;
 /// The kernel's tables of events have a few thousand entries.
 const MAX_POINTERS: u64 = 1 << 16;
-/// A longer text is none.
+/// Names and types are shorter.
 const MAX_TEXT_BYTES: usize = 128;
 
 /// Reads an image by link-time addresses.

@@ -57,7 +57,7 @@ pub struct Snapshot {
 /// Why the arguments of a tracepoint are not known.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoArguments {
-    /// The code cannot be read, or is none.
+    /// The code cannot be read, or holds no instruction.
     #[error("no instruction can be read at {at}")]
     NoCode {
         /// The address.
