@@ -61,7 +61,7 @@ enum Wanted {
     responses((status = 200, description = "The stacks", body = Stacks),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "There is no such task, or no such vCPU", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The kernel has no tables for unwinding, or there are too many tasks; for tasks also: the kernel has no type information, has not booted far enough, or its list of tasks is damaged", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "Parts of the query exclude each other, the kernel has no tables for unwinding, or there are too many tasks; for tasks also: the kernel has no type information, has not booted far enough, or its list of tasks is damaged", body = Problem, content_type = "application/problem+json"),
         (status = 500, description = "KVM refused the registers", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stacks(
     State(app): State<Arc<App>>,
@@ -74,7 +74,7 @@ pub(super) async fn stacks(
         (None, None, true) => Wanted::All,
         _ => {
             let detail = "`vcpu`, `tid` and `all` exclude each other";
-            return Err(ProblemKind::Malformed.with(detail));
+            return Err(ProblemKind::Contradictory.with(detail));
         }
     };
     let read = move |bench: &mut Bench<'_>| read(bench, wanted);
