@@ -315,6 +315,15 @@ fn looking(curl: &mut Curl<'_>) {
     let tasks = tasks["tasks"].as_array().expect("an array");
     assert!(tasks.iter().any(is_init), "{tasks:?}");
     curl.refused(("GET", "/tasks?threads=x", ""), &[], (400, "malformed"));
+    let stacks = curl.get("/stacks");
+    assert!(stacks["pause"]["held_ns"].as_u64() > Some(0), "{stacks}");
+    let vcpus = stacks["stacks"].as_array().expect("an array");
+    assert_eq!(vcpus.len(), 2, "{vcpus:?}");
+    let of_init = curl.get("/stacks?tid=1");
+    assert_eq!(of_init["stacks"][0]["task"]["pid"], 1, "{of_init}");
+    let two = ("GET", "/stacks?tid=1&all=true", "");
+    curl.refused(two, &[], (422, "contradictory"));
+    curl.refused(("GET", "/stacks?tid=77777", ""), &[], (404, "no-such-task"));
     assert_eq!(curl.get("/modules")["modules"], json!([]));
     let log = curl.get("/log");
     let first = log["records"][0]["text"].as_str();
