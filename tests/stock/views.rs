@@ -17,7 +17,7 @@ const END: &str = "end of view";
 /// A user without a name.
 const USER: u32 = 1234;
 const CGROUP: &str = "/outer/inner";
-/// Idle processes: one of a user, one in a cgroup, one that is stopped, and one with a child that has ended. Then the guest prints
+/// Idle processes: with a user, in a cgroup, stopped, and with an ended child. Then the guest prints
 /// views of its own, with time for hyprobe's between them. The shell reads `/proc` itself: a process for each file would be in the view.
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox

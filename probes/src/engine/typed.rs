@@ -1,8 +1,8 @@
 //! Named and typed arguments, and return values.
 //!
 //! A [`Signature`] is looked up once for a probe, before the guest has to wait. Numbers come from registers, which a record holds, too.
-//! Strings, small structs and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
-//! has no detour.
+//! Strings and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
+//! has no detour. Such a probe also shows the members of small structs, which alone are not worth an exit.
 
 use std::sync::Arc;
 
