@@ -30,8 +30,8 @@ mod ranges;
 mod reader;
 mod scopes;
 mod section;
-#[cfg(test)]
-mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;
 mod unit_lines;

@@ -56,18 +56,24 @@ code:
 ";
 
 /// The line of the first statement of `leaf`.
-pub(crate) const LEAF_LINE: u64 = 4;
+pub const LEAF_LINE: u64 = 4;
 /// The line of `one` that calls `leaf`, and that of `two`.
-pub(crate) const CALL_LINES: [u64; 2] = [5, 12];
+pub const CALL_LINES: [u64; 2] = [5, 12];
 
 /// A linked program and its sources, removed when dropped.
-pub(crate) struct Program {
+#[derive(Debug)]
+pub struct Program {
     dir: TempDir,
 }
 
 impl Program {
     /// Compiles the program with more `flags`.
-    pub(crate) fn compile(flags: &[&str]) -> Self {
+    ///
+    /// # Panics
+    ///
+    /// Without a C compiler that knows the flags.
+    #[must_use]
+    pub fn compile(flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("tempdir");
         let sources = [
             ("leaf.h", LEAF_H),
@@ -108,12 +114,18 @@ impl Program {
     }
 
     /// The ELF file.
-    pub(crate) fn path(&self) -> PathBuf {
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
         self.dir.path().join("program")
     }
 
     /// The answer of binutils' addr2line: the function and `file:line` of each frame, the innermost first.
-    pub(crate) fn addr2line(&self, address: u64) -> Vec<(String, String)> {
+    ///
+    /// # Panics
+    ///
+    /// Without addr2line.
+    #[must_use]
+    pub fn addr2line(&self, address: u64) -> Vec<(String, String)> {
         let output = Command::new("addr2line")
             .args(["-f", "-i", "-e"])
             .arg(self.path())

@@ -24,6 +24,7 @@ const NAMES: [&str; 7] = [
     "pcpu_hot",
     "",
 ];
+const FUNCTIONS: [&str; 3] = ["open", "close", "print"];
 /// Maximum number of types followed from one name.
 const MAX_FOLLOWED: usize = 64;
 
@@ -48,6 +49,8 @@ enum Blob {
     Memory,
     /// Types of the current task.
     Tasks,
+    /// Functions whose parameters have members and enumerators.
+    Functions,
     /// Any bytes behind a header.
     Any {
         types: Vec<u8>,
@@ -57,12 +60,14 @@ enum Blob {
 
 fuzz_target!(|case: Case| {
     let has_tasks = matches!(case.blob, Blob::Tasks);
+    let has_functions = matches!(case.blob, Blob::Functions);
     let is_whole = case.changes.is_empty() && !matches!(case.blob, Blob::Any { .. });
     let mut blob = match case.blob {
         Blob::Sample => sample(),
         Blob::Layouts => types(Form::Layouts).finish(),
         Blob::Memory => types(Form::Memory).finish(),
         Blob::Tasks => tasks(),
+        Blob::Functions => functions(),
         Blob::Any { types, strings } => with_header(&types, &strings),
     };
     for change in &case.changes {
@@ -74,7 +79,7 @@ fuzz_target!(|case: Case| {
         let types = NAMES.map(|name| module.struct_named(name).map(TypeId::from));
         let types = types.into_iter().flatten();
         types.for_each(|ty| follow(&module, ty));
-        let _ = Signature::of_function(&module, "open");
+        let _ = FUNCTIONS.map(|name| check_signature(&module, name));
     }
     let Ok(btf) = Btf::parse(blob) else {
         assert!(!is_whole, "valid types are refused");
@@ -90,22 +95,16 @@ fuzz_target!(|case: Case| {
         ];
         types.into_iter().flatten().for_each(|ty| follow(&btf, ty));
     }
-    for name in ["open", "print"] {
+    for name in FUNCTIONS {
         if let Some(function) = btf.func_proto(name) {
             let params = function.params.iter().map(|param| param.ty);
             params.for_each(|ty| follow(&btf, ty));
             follow(&btf, function.returns);
         }
-        if let Ok(signature) = Signature::of_function(&btf, name) {
-            assert!(signature.params.len() <= 20, "{signature:?}");
-            for param in &signature.params {
-                assert!(
-                    param.name.len() + param.shape.declared.len() < 200,
-                    "{param:?}"
-                );
-                let _ = signature.enumerator(&param.shape, 7);
-            }
-        }
+    }
+    let shown = FUNCTIONS.map(|name| check_signature(&btf, name));
+    if is_whole && has_functions {
+        assert_eq!(shown, [Some(6), Some(0), None], "members of `open`");
     }
     let layout = TaskLayout::new(&btf, &SYMBOLS);
     assert!(layout.is_some() || !(is_whole && has_tasks), "no tasks");
@@ -122,13 +121,62 @@ fn tasks() -> Vec<u8> {
     let byte = blob.int("char", 1);
     let int = blob.int("int", 4);
     let name = blob.array(byte, 16);
-    let task = [("pid", int, 8), ("comm", name, 0xbc0)];
+    let task = [("pid", int, 8), ("tgid", int, 12), ("comm", name, 0xbc0)];
     let task = blob.structure("task_struct", 0x1000, &task);
     let task = blob.pointer(task);
     let hot = [("current_task", task, 0), ("cpu_number", int, 12 * 8)];
     let hot = blob.structure_in_bits("", (UNION, false), 64, &hot);
     blob.structure("pcpu_hot", 64, &[("", hot, 0)]);
     blob.finish()
+}
+
+/// A function with small structs behind its parameters, one of them with nameless parts, and a second function without.
+fn functions() -> Vec<u8> {
+    let mut blob = synthetic::Blob::new();
+    let int = blob.int("int", 4);
+    let byte = blob.int("char", 1);
+    let constant = blob.constant(byte);
+    let text = blob.pointer(constant);
+    let mode = blob.enumeration("mode", true, &[("BAD", u32::MAX), ("GOOD", 7)]);
+    let both = blob.structure("", 8, &[("hash", int, 0), ("len", int, 4)]);
+    let either = blob.structure_in_bits("", (UNION, false), 8, &[("", both, 0), ("mode", mode, 0)]);
+    let name = blob.structure("name", 16, &[("", either, 0), ("text", text, 8)]);
+    let pair = blob.structure("pair", 8, &[("first", int, 0), ("second", int, 4)]);
+    let (to_name, to_pair) = (blob.pointer(name), blob.pointer(pair));
+    let params = [("name", to_name), ("pair", to_pair), ("mode", mode)];
+    blob.function("open", mode, &params);
+    blob.function("close", 0, &[("path", text), ("len", int)]);
+    blob.finish()
+}
+
+/// The number of members that the parameters of the function show; `None` if the function has no types.
+fn check_signature(types: &Btf, function: &str) -> Option<usize> {
+    let signature = Signature::of_function(types, function).ok()?;
+    assert!(signature.params.len() <= 20, "{signature:?}");
+    for param in &signature.params {
+        assert!(
+            param.name.len() + param.shape.declared.len() < 200,
+            "{param:?}"
+        );
+        let _ = signature.enumerator(&param.shape, 7);
+    }
+    let pointees = signature.params.iter().flat_map(|param| &param.pointee);
+    let mut shown = 0;
+    for pointee in pointees {
+        assert!(
+            pointee.bytes <= 32 && pointee.members.len() <= 6,
+            "{pointee:?}"
+        );
+        for member in &pointee.members {
+            assert!(
+                member.at <= pointee.bytes && member.name.len() < 60,
+                "{member:?}"
+            );
+            let _ = member.word(&[0xff; 32][..pointee.bytes]);
+        }
+        shown += pointee.members.len();
+    }
+    Some(shown)
 }
 
 fn with_header(types: &[u8], strings: &[u8]) -> Vec<u8> {

@@ -8,18 +8,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether any thread or task has panicked. A runtime catches the panic of a task, and the target returns.
 static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `target` on the empty input and on each file named in the program's arguments, up to the first input with a panic of a thread or
+/// Runs `target` on short inputs, and on each file named in the program's arguments, up to the first input with a panic of a thread or
 /// task. libFuzzer, too, ends at the first panic.
+///
+/// The short inputs, the empty one among them, choose each variant of the valid kernel, file or types, and change nothing in it.
 pub fn replay(target: impl Fn(&[u8])) -> ExitCode {
     run(target, std::env::args_os().skip(1).map(PathBuf::from))
 }
 
 fn run(target: impl Fn(&[u8]), paths: impl Iterator<Item = PathBuf>) -> ExitCode {
     note_panics();
-    target(&[]);
-    if HAS_PANICKED.load(Ordering::Acquire) {
-        eprintln!("a panic at the empty input");
-        return ExitCode::FAILURE;
+    for input in short_inputs() {
+        target(&input);
+        if HAS_PANICKED.load(Ordering::Acquire) {
+            eprintln!("a panic at the input {input:x?}");
+            return ExitCode::FAILURE;
+        }
     }
     for path in paths {
         match std::fs::read(&path) {
@@ -35,6 +39,14 @@ fn run(target: impl Fn(&[u8]), paths: impl Iterator<Item = PathBuf>) -> ExitCode
         }
     }
     ExitCode::SUCCESS
+}
+
+/// The empty input, numbers of one byte, and numbers of four bytes: `arbitrary` takes a variant from the top bits of a word.
+fn short_inputs() -> impl Iterator<Item = Vec<u8>> {
+    let bytes = (0..=u8::MAX).step_by(16);
+    let short = bytes.clone().map(|byte| vec![byte >> 4]);
+    let words = bytes.map(|byte| vec![0, 0, 0, byte]);
+    std::iter::once(Vec::new()).chain(short).chain(words)
 }
 
 /// Notes each panic from now on, besides its message.

@@ -14,7 +14,7 @@ fn seeds(target: &str) -> Vec<PathBuf> {
     seeds
 }
 
-/// Runs `program` on `seeds`. The program always runs the target on the empty input first.
+/// Runs `program` on `seeds`. The program always runs the target on short inputs first.
 fn run(program: &str, seeds: &[PathBuf]) {
     let output = Command::new(program).args(seeds).output();
     let output = output.expect("a program");
@@ -56,5 +56,5 @@ macro_rules! targets_without_seeds {
 }
 
 targets_without_seeds! {
-    boot_image btf devices emulator kallsyms link_frames module_list patch_sites ring
+    boot_image btf debug_info devices emulator kallsyms link_frames module_list patch_sites ring
 }
