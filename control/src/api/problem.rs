@@ -60,6 +60,8 @@ pub enum ProblemKind {
     CannotEvaluate,
     /// The change could not be made; nothing has changed.
     CannotChange,
+    /// KVM refused a request that changes nothing.
+    KvmRefused,
     /// Too many requests at once.
     Busy,
     /// The run is over.
@@ -92,6 +94,7 @@ impl ProblemKind {
             Self::NotAnExpression => ("not-an-expression", 422, "The text is no expression"),
             Self::CannotEvaluate => ("cannot-evaluate", 422, "It has no value"),
             Self::CannotChange => ("cannot-change", 500, "The change could not be made"),
+            Self::KvmRefused => ("kvm-refused", 500, "KVM refused a request"),
             Self::Busy => ("busy", 503, "Too many requests at once"),
             Self::Ending => ("ending", 503, "The run is over"),
             Self::NotAllowed => ("not-allowed", 403, "The caller is not allowed to"),

@@ -160,7 +160,7 @@ impl Dump {
         });
         let (guest, pause) = held.ok_or_else(|| ProblemKind::Ending.with("the run is over"))?;
         let guest =
-            guest.map_err(|error: GuestError| ProblemKind::CannotChange.with(chain(&error)))?;
+            guest.map_err(|error: GuestError| ProblemKind::KvmRefused.with(chain(&error)))?;
         let pieces = Pieces::new(Core::new(&guest));
         let dump = Self {
             pieces,

@@ -12,7 +12,7 @@ use errors::chain;
 use events::Task;
 use inspect::{SwitchFrames, TaskList};
 use introspect::orc::KernelStack;
-use probes::{StackReader, VcpuPosition};
+use probes::{Stack, StackReader, VcpuPosition};
 use serde::Deserialize;
 use text::Paused;
 use utoipa::IntoParams;
@@ -119,7 +119,7 @@ fn unwind<'t>(
     sleepers: Option<Sleepers>,
 ) -> Result<(Vec<Unnamed>, StackReader<'t>), Problem> {
     let vcpus = paused.vcpu_states();
-    let vcpus = vcpus.map_err(|error| ProblemKind::CannotChange.with(chain(&error)))?;
+    let vcpus = vcpus.map_err(|error| ProblemKind::KvmRefused.with(chain(&error)))?;
     let first = vcpus.first().copied().unwrap_or_default();
     let reader = target.stack_reader(&first);
     let reader = reader.map_err(|error| ProblemKind::CannotRead.with(chain(&error)))?;
@@ -127,16 +127,13 @@ fn unwind<'t>(
         .zip(&vcpus)
         .map(|(number, vcpu)| {
             let position = reader.of_vcpu(vcpu);
+            let user_mode = position == VcpuPosition::UserMode;
             Unnamed {
                 vcpu: Some(number),
                 task: reader.task_of(vcpu),
                 state: None,
-                user_mode: position == VcpuPosition::UserMode,
-                stack: match position {
-                    VcpuPosition::Kernel(stack) => Ok(stack),
-                    VcpuPosition::UserMode => Ok(KernelStack::default()),
-                    VcpuPosition::NotStarted => Err(VcpuPosition::NOT_STARTED.to_owned()),
-                },
+                user_mode,
+                stack: position.into_stack().map_err(|why| why.to_string()),
             }
         })
         .collect();
@@ -226,20 +223,16 @@ impl Sleepers {
 
 impl Unnamed {
     fn named(self, reader: &StackReader<'_>) -> ListedStack {
-        let (stack, stack_incomplete) = match self.stack {
-            Ok(stack) => {
-                let named = reader.named(&stack);
-                (named.frames, named.incomplete)
-            }
-            Err(why) => (Vec::new(), Some(why)),
-        };
+        let named = self
+            .stack
+            .map_or_else(Stack::without_frames, |stack| reader.named(&stack));
         ListedStack {
             vcpu: self.vcpu,
             task: self.task,
             state: self.state,
             user_mode: self.user_mode,
-            stack,
-            stack_incomplete,
+            stack: named.frames,
+            stack_incomplete: named.incomplete,
         }
     }
 }

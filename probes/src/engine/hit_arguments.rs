@@ -5,13 +5,35 @@ use crate::engine::reporter::Reporter;
 use crate::handler::HitContext;
 use crate::registry::Probe;
 
+/// Where the arguments at a hit are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FoundArguments {
+    /// In the registers.
+    Registers,
+    /// The arguments that were read.
+    Read([u64; 6]),
+    /// Nowhere: they cannot be read, and a note of the probe has said so.
+    Unreadable,
+}
+
+impl FoundArguments {
+    /// The arguments that are in no register; unreadable ones are 0.
+    pub(crate) const fn outside_registers(self) -> Option<[u64; 6]> {
+        match self {
+            Self::Registers => None,
+            Self::Read(arguments) => Some(arguments),
+            Self::Unreadable => Some([0; 6]),
+        }
+    }
+}
+
 /// The arguments of a system call or tracepoint at a hit of a probe: for the filter, the aggregate and the event.
 #[derive(Debug)]
 pub(crate) struct HitArguments<'e> {
     probe: &'e Probe,
     reporter: &'e Reporter,
-    /// `None` before the first need; within, `None` for unreadable arguments.
-    read: Option<Option<[u64; 6]>>,
+    /// `None` before the first need.
+    found: Option<FoundArguments>,
 }
 
 impl<'e> HitArguments<'e> {
@@ -19,20 +41,22 @@ impl<'e> HitArguments<'e> {
         Self {
             probe,
             reporter,
-            read: None,
+            found: None,
         }
     }
 
-    /// The arguments; `None` if registers have them. Within, `None` if the arguments cannot be read, which a note of the probe says once.
-    pub(crate) fn at(&mut self, hit: &mut HitContext<'_>) -> Option<Option<[u64; 6]>> {
-        if self.probe.arguments.is_registers() {
-            return None;
-        }
-        Some(*self.read.get_or_insert_with(|| {
-            let read = self.probe.arguments.read(hit)?;
-            read.map_err(|why| tell(self.probe, self.reporter, &why))
-                .ok()
-        }))
+    /// The arguments.
+    pub(crate) fn at(&mut self, hit: &mut HitContext<'_>) -> FoundArguments {
+        *self
+            .found
+            .get_or_insert_with(|| match self.probe.arguments.read(hit) {
+                None => FoundArguments::Registers,
+                Some(Ok(arguments)) => FoundArguments::Read(arguments),
+                Some(Err(why)) => {
+                    tell(self.probe, self.reporter, &why);
+                    FoundArguments::Unreadable
+                }
+            })
     }
 }
 

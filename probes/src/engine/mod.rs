@@ -98,7 +98,7 @@ pub use arm::error::ArmError;
 pub use engine_action::EngineAction;
 pub use inventory::{At, Inventory, ReadError};
 pub use register::{Prepared, RegisterError};
-pub use stack_reader::{NoStacks, StackReader, VcpuPosition};
+pub use stack_reader::{NoStacks, NotStarted, StackReader, VcpuPosition};
 pub use stacks::Stack;
 pub use unprobed_exits::UnprobedExits;
 

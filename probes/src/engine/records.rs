@@ -15,7 +15,7 @@ use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
 use crate::arguments::as_function;
-use crate::engine::hit_arguments::HitArguments;
+use crate::engine::hit_arguments::{FoundArguments, HitArguments};
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
@@ -283,9 +283,8 @@ impl Records {
         mut arguments: HitArguments<'_>,
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature();
-        // Unreadable arguments are 0, and the parameters have no values.
         let arguments = arguments.at(hit);
-        let read = arguments.map(Option::unwrap_or_default);
+        let read = arguments.outside_registers();
         if signature.is_none() && !probe.has_stack && self.running.kernel.tasks().is_none() {
             return Ok(Meaning {
                 arguments: read,
@@ -299,7 +298,7 @@ impl Records {
             None => hit.regs,
         };
         let params = |signature: &Arc<_>| match arguments {
-            Some(None) => unread_params(signature),
+            FoundArguments::Unreadable => unread_params(signature),
             // Members alone are not worth an exit: a probe that could do without shows none, at any hit.
             _ => params(
                 &self.running,

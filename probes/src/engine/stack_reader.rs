@@ -55,9 +55,24 @@ pub enum VcpuPosition {
     Kernel(KernelStack),
 }
 
+/// Why a vCPU has no stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest has not started the vCPU")]
+pub struct NotStarted;
+
 impl VcpuPosition {
-    /// The sentence of an answer about a vCPU that is not started.
-    pub const NOT_STARTED: &'static str = "the guest has not started the vCPU";
+    /// The vCPU's stack in the kernel: in a program, without frames.
+    ///
+    /// # Errors
+    ///
+    /// If the guest has not started the vCPU.
+    pub fn into_stack(self) -> Result<KernelStack, NotStarted> {
+        match self {
+            Self::Kernel(stack) => Ok(stack),
+            Self::UserMode => Ok(KernelStack::default()),
+            Self::NotStarted => Err(NotStarted),
+        }
+    }
 }
 
 impl Inventory {
@@ -108,24 +123,19 @@ fn vcpu_stack(
     vcpu: &VcpuState,
     reader: Result<&StackReader<'_>, &NoStacks>,
 ) -> VcpuStack {
-    let position = reader.map(|reader| (reader, reader.of_vcpu(vcpu)));
-    let (frames, stack_incomplete) = match position {
-        Ok((reader, VcpuPosition::Kernel(stack))) => {
-            let named = reader.named(&stack);
-            (named.frames, named.incomplete)
+    let named = match reader {
+        Ok(reader) => {
+            let stack = reader.of_vcpu(vcpu).into_stack();
+            stack.map_or_else(Stack::without_frames, |stack| reader.named(&stack))
         }
-        Ok((_, VcpuPosition::UserMode)) => (Vec::new(), None),
-        Ok((_, VcpuPosition::NotStarted)) => {
-            (Vec::new(), Some(VcpuPosition::NOT_STARTED.to_owned()))
-        }
-        Err(why) => (Vec::new(), Some(why.to_string())),
+        Err(why) => Stack::without_frames(why),
     };
     VcpuStack {
         vcpu: number,
         task: reader.ok().and_then(|reader| reader.task_of(vcpu)),
         user_mode: is_in_user_mode(vcpu),
-        stack: frames,
-        stack_incomplete,
+        stack: named.frames,
+        stack_incomplete: named.incomplete,
     }
 }
 

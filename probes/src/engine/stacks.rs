@@ -57,6 +57,15 @@ pub struct Stack {
 }
 
 impl Stack {
+    /// No frame, and the reason.
+    #[must_use]
+    pub fn without_frames(why: impl ToString) -> Self {
+        Self {
+            frames: Vec::new(),
+            incomplete: Some(why.to_string()),
+        }
+    }
+
     /// The frames and the reason for an event.
     pub(crate) fn parts(stack: Option<Self>) -> (Option<Vec<StackFrame>>, Option<String>) {
         stack.map_or((None, None), |stack| (Some(stack.frames), stack.incomplete))
@@ -94,12 +103,7 @@ impl Stacks {
     pub(crate) fn of(&self, paging: &PagingState, regs: &vmm::kvm_regs) -> Stack {
         let table = match self.running.kernel.unwind_rules() {
             Ok(table) => table,
-            Err(why) => {
-                return Stack {
-                    frames: Vec::new(),
-                    incomplete: Some(why.to_string()),
-                };
-            }
+            Err(why) => return Stack::without_frames(why),
         };
         let view = self.view(*paging, table, MAX_READ, MAX_STEPS);
         view.named(&view.unwind(Start::Stopped(start(regs))))
@@ -150,6 +154,11 @@ impl Stacks {
         named.keep(Arc::clone(&read), read.symbols().len());
         Some(read)
     }
+}
+
+/// Whether a name of a frame is missing.
+fn lack_names(frames: &[StackFrame]) -> bool {
+    frames.iter().any(|frame| frame.symbol.is_none())
 }
 
 /// The registers that an unwinding starts with.
@@ -203,10 +212,13 @@ impl StackView<'_> {
 
     pub(crate) fn named(&self, stack: &KernelStack) -> Stack {
         let frames = stack.frames.iter().map(|frame| self.frame(*frame));
-        Stack {
-            frames: frames.collect(),
-            incomplete: stack.incomplete.as_ref().map(Incomplete::to_string),
-        }
+        let frames: Vec<StackFrame> = frames.collect();
+        let is_out_of_steps = self.left.get() == 0;
+        let out_of_steps = is_out_of_steps.then_some(Incomplete::TooCostly(self.steps));
+        let unnamed = out_of_steps.filter(|_| lack_names(&frames));
+        let incomplete = stack.incomplete.as_ref().or(unnamed.as_ref());
+        let incomplete = incomplete.map(Incomplete::to_string);
+        Stack { frames, incomplete }
     }
 
     /// The module whose code is at `at`, without symbols.

@@ -21,14 +21,10 @@ struct Seen<'h, 'e, 'v> {
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
         if let Operand::Argument(argument) = operand
-            && let Some(arguments) = self.arguments.at(self.hit)
+            && let Some(arguments) = self.arguments.at(self.hit).outside_registers()
         {
             let number = usize::from(argument.number());
-            return arguments
-                .unwrap_or_default()
-                .get(number)
-                .copied()
-                .unwrap_or(0);
+            return arguments.get(number).copied().unwrap_or(0);
         }
         if let Some(register) = operand.register() {
             return register_value(&self.hit.regs, register);
