@@ -22,6 +22,7 @@ mod hits;
 mod interest;
 mod inventory;
 mod kernel_events;
+mod module_code;
 mod module_types;
 mod modules;
 mod optimise;

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use errors::chain;
 use events::{Task, VcpuStack};
 use introspect::PagingState;
 use introspect::orc::{KernelStack, NoOrc, Start, SwitchFrame};
@@ -104,17 +105,34 @@ impl Inventory {
 }
 
 impl Inventory {
-    /// The kernel stacks of the vCPUs; none if KVM refuses to tell the registers.
+    /// The kernel stacks of the vCPUs. If KVM refuses the registers, each is empty and says so.
     pub(crate) fn vcpu_stacks(&self, paused: &dyn Paused) -> Vec<VcpuStack> {
-        let vcpus = paused.vcpu_states().unwrap_or_default();
-        let Some(first) = vcpus.first() else {
-            return Vec::new();
+        let vcpus = match paused.vcpu_states() {
+            Ok(vcpus) => vcpus,
+            Err(why) => {
+                let why = chain(&why);
+                return (0..paused.vcpus())
+                    .map(|number| absent(number, &why))
+                    .collect();
+            }
         };
-        let reader = self.stack_reader(first);
+        let first = vcpus.first().copied().unwrap_or_default();
+        let reader = self.stack_reader(&first);
         let vcpus = (0..).zip(&vcpus);
         vcpus
             .map(|(number, vcpu)| vcpu_stack(number, vcpu, reader.as_ref()))
             .collect()
+    }
+}
+
+/// A vCPU about which nothing is known.
+fn absent(number: usize, why: &str) -> VcpuStack {
+    VcpuStack {
+        vcpu: number,
+        task: None,
+        user_mode: false,
+        stack: Vec::new(),
+        stack_incomplete: Some(why.to_owned()),
     }
 }
 

@@ -16,6 +16,7 @@ use introspect::orc::{
 };
 use introspect::{Module, PagingState, Symbol, read_virt};
 
+use crate::engine::module_code::ModuleCode;
 use crate::engine::running::Running;
 
 /// The most frames of a stack: many events may wait for a reader.
@@ -156,11 +157,6 @@ impl Stacks {
     }
 }
 
-/// Whether a name of a frame is missing.
-fn lack_names(frames: &[StackFrame]) -> bool {
-    frames.iter().any(|frame| frame.symbol.is_none())
-}
-
 /// The registers that an unwinding starts with.
 pub(crate) fn start(regs: &vmm::kvm_regs) -> StartRegisters {
     StartRegisters {
@@ -181,7 +177,7 @@ pub(crate) struct StackView<'s> {
     paging: PagingState,
     table: &'s OrcTable,
     /// Read once, for the first frame outside the kernel's image: a false list may be long.
-    modules: OnceCell<Vec<Module>>,
+    modules: OnceCell<ModuleCode>,
     /// The number of modules whose symbols may still be read.
     may_read: Cell<usize>,
     /// The number of steps, and those that are left.
@@ -212,22 +208,16 @@ impl StackView<'_> {
 
     pub(crate) fn named(&self, stack: &KernelStack) -> Stack {
         let frames = stack.frames.iter().map(|frame| self.frame(*frame));
-        let frames: Vec<StackFrame> = frames.collect();
-        let is_out_of_steps = self.left.get() == 0;
-        let out_of_steps = is_out_of_steps.then_some(Incomplete::TooCostly(self.steps));
-        let unnamed = out_of_steps.filter(|_| lack_names(&frames));
-        let incomplete = stack.incomplete.as_ref().or(unnamed.as_ref());
-        let incomplete = incomplete.map(Incomplete::to_string);
-        Stack { frames, incomplete }
+        Stack {
+            frames: frames.collect(),
+            incomplete: stack.incomplete.as_ref().map(Incomplete::to_string),
+        }
     }
 
     /// The module whose code is at `at`, without symbols.
     fn module_at(&self, at: Gva) -> Option<&Module> {
-        let read = || self.stacks.modules(&self.paging).unwrap_or_default();
-        let modules = self.modules.get_or_init(read);
-        self.take(modules.len())?;
-        let mut modules = modules.iter();
-        modules.find(|module| module.holds_code(at))
+        let read = || ModuleCode::new(self.stacks.modules(&self.paging).unwrap_or_default());
+        self.modules.get_or_init(read).module_at(at)
     }
 
     /// The link-time address of `at`, if the kernel's image has code there.

@@ -76,7 +76,7 @@ impl Tasks {
     }
 
     /// The task of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
-    /// set its own to any value, so the kernel's list of per-CPU areas decides.
+    /// set its own to any value, so in the kernel its list of per-CPU areas decides.
     pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
         let slide = self.running.slide()?.cast_unsigned();
         let symbols = self.running.kernel.symbols();
@@ -89,8 +89,9 @@ impl Tasks {
             });
             gs != 0 && areas.any(|area| area == gs)
         };
-        let bases = [vcpu.sregs.gs.base, vcpu.kernel_gs_base];
-        let gs = bases.into_iter().find(|gs| is_area(*gs))?;
+        let of_kernel = (!is_in_user_mode(vcpu)).then_some(vcpu.sregs.gs.base);
+        let mut bases = of_kernel.into_iter().chain([vcpu.kernel_gs_base]);
+        let gs = bases.find(|gs| is_area(*gs))?;
         self.read(paging, gs)
     }
 
