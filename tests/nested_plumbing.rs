@@ -80,6 +80,7 @@ fn payload(
         detail: None,
         crash: None,
         vcpus: Vec::new(),
+        log: None,
     };
     match config.cmdline.as_str() {
         "everything" => {

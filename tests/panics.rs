@@ -14,6 +14,7 @@ fn panic_of_any_thread_is_noted_with_its_place_and_fails_the_run() {
             detail: None,
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         },
         ran_ns: 0,
         probes: Vec::new(),

@@ -171,6 +171,23 @@ pub struct GuestSummary {
     /// For a panic, a timeout, and vCPUs that halted for good: the stacks at the end.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub vcpus: Vec<VcpuStack>,
+    /// At the same ends and for a triple fault: the end of the kernel's log, read from the kernel's memory.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub log: Option<Box<LogEnd>>,
+}
+
+/// The end of a kernel's log.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEnd {
+    /// Whole lines, as `dmesg` prints them: at most 32 KiB.
+    pub text: String,
+    /// The number of earlier lines that are left out.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub left_out: usize,
+    /// The reason why there is no text.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub missing: Option<String>,
 }
 
 /// A panic of the guest's kernel, at the entry of its `panic`.

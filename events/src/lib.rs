@@ -15,8 +15,8 @@ mod typed;
 
 pub use errno::error_name;
 pub use event::{
-    Crash, Event, EventSink, Frame, GuestSummary, Hit, NotLoaded, Note, ProbeState, ProbeSummary,
-    Registers, Return, Summary, Tier,
+    Crash, Event, EventSink, Frame, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState,
+    ProbeSummary, Registers, Return, Summary, Tier,
 };
 pub use hex::Hex;
 pub use probe_id::ProbeId;

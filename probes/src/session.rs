@@ -282,6 +282,7 @@ impl Session {
                 detail: Some(panicked.message),
                 crash: Some(Box::new(panicked.crash)),
                 vcpus: Vec::new(),
+                log: None,
             };
         }
         let (end, detail) = match end {
@@ -299,6 +300,7 @@ impl Session {
             detail,
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         }
     }
 }

@@ -443,6 +443,7 @@ fn not_begun(config: &RunConfig) -> Summary {
             detail: Some("stopped while the outer Linux was booting".to_owned()),
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         },
         ran_ns: 0,
         probes: config.probes.iter().map(pending).collect(),

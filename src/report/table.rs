@@ -47,8 +47,11 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
     );
     for vcpu in &summary.guest.vcpus {
         let text = StackText::from(vcpu);
-        let at = vcpu.stack.first().map(|frame| format!("  at {frame}"));
-        let at = at.unwrap_or_default();
+        let at = match (vcpu.stack.first(), &vcpu.stack_incomplete) {
+            (Some(frame), _) => format!("  at {frame}"),
+            (None, Some(why)) => format!("  {why}"),
+            (None, None) => String::new(),
+        };
         line(out, format_args!("{}{}", text.heading(), printable(&at)));
     }
     for why in &summary.restarts {
@@ -250,6 +253,7 @@ mod tests {
             detail: None,
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         };
         Summary {
             accel: "kvm".to_owned(),
@@ -276,13 +280,14 @@ mod tests {
                 "stack": [{ "address": "0xffffffff81000005", "symbol": "native_safe_halt+0xb/0x10" }],
             },
             { "vcpu": 1, "task": { "pid": 7, "tid": 7, "comm": "x\u{1b}" }, "user_mode": true, "stack": [] },
+            { "vcpu": 2, "user_mode": false, "stack": [], "stack_incomplete": "why\u{1b}" },
         ]);
         run.guest.vcpus = serde_json::from_value(vcpus).expect("stacks");
         let mut out = Vec::new();
         summary(&run, Style::plain(), &mut out);
         let text = String::from_utf8(out).expect("utf-8");
         let expected = "(kvm)\ncpu0  swapper/0[0]  at native_safe_halt+0xb/0x10\n\
-                        cpu1  x\\x1b[7]  in user mode\n";
+                        cpu1  x\\x1b[7]  in user mode\ncpu2  why\\x1b\n";
         assert!(text.ends_with(expected), "{text}");
     }
 

@@ -5,6 +5,7 @@
 //! - `identity`: the user of the run.
 //! - `place`, `session`: this host's KVM or a nested run, and the run on KVM.
 //! - `ends`, `crash_dump`: where the run's output goes.
+//! - `log_end`: the end of the kernel's log.
 //! - `judged`: the expectations, on the way of the events to the user.
 
 pub(crate) mod crash_dump;
@@ -13,6 +14,7 @@ pub(crate) mod guest;
 pub(crate) mod identity;
 pub(crate) mod images;
 pub(crate) mod judged;
+pub(crate) mod log_end;
 pub(crate) mod merge;
 pub(crate) mod place;
 pub(crate) mod session;

@@ -24,6 +24,7 @@ use crate::report::printable;
 use crate::run::crash_dump::is_crash;
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
+use crate::run::log_end::{is_told, log_end};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -136,11 +137,8 @@ pub(crate) fn run_guest(
         (Some(clients), Some(hub)) => Some(Served::start(clients, hub, &session, config)?),
         _ => None,
     };
-    let dump = dump.map(|dump| {
-        let engine = Arc::clone(session.engine());
-        let machine = Live::new(engine, session.control(), "kvm", config.memory_bytes);
-        (dump, machine)
-    });
+    let engine = Arc::clone(session.engine());
+    let machine = Live::new(engine, session.control(), "kvm", config.memory_bytes);
     let over = AtomicBool::new(false);
     let summary = thread::scope(|scope| {
         scope.spawn(|| {
@@ -153,9 +151,12 @@ pub(crate) fn run_guest(
     });
     let judged = summary.map(|mut summary| {
         began.judge(&mut summary);
+        if is_told(summary.guest.end) {
+            summary.guest.log = Some(Box::new(log_end(&machine)));
+        }
         summary
     });
-    if let (Some((dump, machine)), Ok(summary)) = (dump, &judged)
+    if let (Some(dump), Ok(summary)) = (dump, &judged)
         && is_crash(summary.guest.end)
     {
         let tell = |text: &str| say(format_args!("hyprobe: {}", printable(text)));

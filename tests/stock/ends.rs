@@ -20,6 +20,9 @@ fn a_panic_is_told() {
     assert!(ran.console.contains("Kernel panic"), "{}", ran.told());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Panic);
+    let log = summary.guest.log.as_ref().expect("the log");
+    let said = |line: &str| line.contains("Kernel panic - not syncing");
+    assert!(log.text.lines().any(said), "{log:?}");
     let detail = summary.guest.detail.as_deref().unwrap_or_default();
     assert!(detail.contains("kill init"), "{detail}");
     assert_eq!(
@@ -88,6 +91,11 @@ fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
     assert!(took < Duration::from_secs(200), "{took:?}: {told}");
 }
 
+/// A line of the log without the time.
+fn after_time(line: &str) -> &str {
+    line.split_once("] ").map_or(line, |(_, text)| text)
+}
+
 #[test]
 fn guest_that_halts_for_good_tells_where_its_vcpus_are() {
     let stock = Stock::fetch(IMAGE);
@@ -110,6 +118,12 @@ fn guest_that_halts_for_good_tells_where_its_vcpus_are() {
     for vcpu in [first, second] {
         assert_eq!(vcpu.stack_incomplete, None, "{vcpu:?}");
     }
+    let log = guest.log.as_ref().expect("the log");
+    assert_eq!((log.left_out, &log.missing), (0, &None));
+    assert_eq!(
+        log.text.lines().last().map(after_time),
+        Some("reboot: System halted")
+    );
     // The interrupt of the halt has met an idle processor.
     let idle = second
         .stack

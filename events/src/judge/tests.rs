@@ -83,6 +83,7 @@ fn summary(probes: &[ProbeSummary]) -> Summary {
             detail: None,
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         },
         ran_ns: 10 * SECOND,
         probes: probes.to_vec(),
@@ -384,6 +385,7 @@ fn the_guest_ends_as_it_should_and_in_time() {
             detail: detail.map(str::to_owned),
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         };
         broken(judge(table), &summary)
     };

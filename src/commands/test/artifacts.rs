@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use events::LogEnd;
 use files::{CreateError, Folder};
 
 use super::attempt::{Attempt, Outcome};
@@ -10,7 +11,7 @@ use super::core_dump;
 use super::error::TestError;
 use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
-use crate::report::{StackText, json_line};
+use crate::report::{StackText, json_line, printable, printable_line};
 
 /// If the case has failed, writes the folder of `finished` into `all`, whose path is `path`. Of several attempts, the last counts.
 pub(super) fn write(
@@ -54,8 +55,28 @@ pub(super) fn write(
     Ok(Some(path))
 }
 
+/// The end of the kernel's log in text, with what is missing.
+fn log_text(log: &LogEnd) -> String {
+    let left_out = match log.left_out {
+        0 => String::new(),
+        lines => format!("… {lines} earlier lines are left out\n"),
+    };
+    let missing = log
+        .missing
+        .as_ref()
+        .map(|why| format!("… {}\n", printable(why)));
+    let lines = log
+        .text
+        .lines()
+        .map(|line| format!("{}\n", printable_line(line)));
+    std::iter::once(left_out)
+        .chain(lines)
+        .chain(missing)
+        .collect()
+}
+
 /// The names of all files of a case, each with the contents if `attempt` has any.
-fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 7] {
+fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 8] {
     let mut events = Vec::new();
     for event in &attempt.events {
         json_line(event, &mut events);
@@ -72,6 +93,7 @@ fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 
         .map(|vcpu| StackText::from(vcpu).lines())
         .collect();
     let stacks = (!stacks.is_empty()).then(|| stacks.join("\n"));
+    let log = attempt.log().map(log_text);
     let summary = attempt.summary.as_ref().map(serde_json::to_vec_pretty);
     [
         ("console.log", Some(Ok(attempt.console.clone()))),
@@ -80,6 +102,7 @@ fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 
         ("reasons.txt", Some(Ok(reasons.into()))),
         ("crash.txt", crash.map(|crash| Ok(crash.into()))),
         ("stacks.txt", stacks.map(|stacks| Ok(stacks.into()))),
+        ("dmesg.txt", log.map(|log| Ok(log.into()))),
         (
             "summary.json",
             summary.map(|summary| summary.map_err(io::Error::from)),

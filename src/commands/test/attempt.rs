@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use events::judge::Verdict;
-use events::{Crash, Event, Summary, VcpuStack};
+use events::{Crash, Event, LogEnd, Summary, VcpuStack};
 use files::{CreateError, Folder};
 use manifest::{GuestEnd, Word as _};
 
@@ -76,6 +76,11 @@ impl Attempt {
         self.summary
             .as_ref()
             .map_or(&[], |summary| &summary.guest.vcpus)
+    }
+
+    /// The end of the kernel's log at the guest's end, if the summary has it.
+    pub(super) fn log(&self) -> Option<&LogEnd> {
+        self.summary.as_ref()?.guest.log.as_deref()
     }
 }
 
@@ -209,6 +214,7 @@ mod tests {
                 detail: Some("bad \x1b[2J%s".to_owned()),
                 crash: None,
                 vcpus: Vec::new(),
+                log: None,
             },
             ran_ns: 1,
             probes: Vec::new(),

@@ -17,6 +17,7 @@ fn text_of_the_guest_adds_no_line_and_no_escape() {
             detail: Some("x\nall 3 expectations hold\x1b[2J".to_owned()),
             crash: None,
             vcpus: Vec::new(),
+            log: None,
         },
         ran_ns: 0,
         probes: Vec::new(),

@@ -72,6 +72,7 @@ fn end_after(dropped: u64, refused_events: u64) -> Message {
         detail: None,
         crash: None,
         vcpus: Vec::new(),
+        log: None,
     };
     let summary = Summary {
         accel: "kvm".to_owned(),
