@@ -27,7 +27,7 @@ use crate::stop::{StopReason, StopSignal};
 #[derive(Debug, Error)]
 #[error("[[expect]] {conflict}{explained}")]
 pub(crate) struct AdmitError {
-    conflict: ProgramConflict,
+    conflict: Box<ProgramConflict>,
     /// The user's words for the places in `conflict`.
     explained: String,
 }
@@ -60,7 +60,7 @@ pub(crate) fn admit(
     if let Some(conflict) = conflicts.next() {
         let explained = spellings.explain(&conflict.specs());
         return Err(AdmitError {
-            conflict,
+            conflict: Box::new(conflict),
             explained,
         });
     }

@@ -34,7 +34,8 @@ fn damaged_file_is_named_with_the_cause() {
 fn unreadable_file_is_named_with_the_cause() {
     let dir = tempfile::tempdir().expect("tempdir");
     let error = among(&[dir.path().to_owned()], &kernel(None), "kprobe:a.c:1");
-    let told = chain(&error.expect_err("a directory"));
+    let error = error.expect_err("a directory");
+    let told = chain(&error);
     assert!(told.contains("not a regular file"), "{told}");
 }
 
