@@ -187,17 +187,29 @@ pub(super) mod tests {
             }
         }
 
-        /// Replaces the line table of the test guest by nonsense.
+        /// Replaces the second half of each large unit by nonsense.
         fn damage(&mut self) {
             let dir = self.dir.path();
-            let (nonsense, damaged) = (dir.join("nonsense"), dir.join("damaged"));
-            fs::write(&nonsense, [0xff; 64]).expect("written");
-            let update = |path: &Path| format!(".debug_line={}", path.display());
-            let mut objcopy = Command::new("objcopy");
-            objcopy.arg("--update-section").arg(update(&nonsense));
-            objcopy.arg(dir.join("testguest")).arg(&damaged);
-            let status = objcopy.status().expect("objcopy, of binutils");
-            assert!(status.success());
+            let [guest, units, damaged] = ["testguest", "units", "damaged"].map(|it| dir.join(it));
+            let objcopy = |option: &str, from: &Path, to: &Path| {
+                let section = format!(".debug_info={}", units.display());
+                let mut objcopy = Command::new("objcopy");
+                let status = objcopy.args([option, &section]).args([from, to]).status();
+                assert!(status.expect("objcopy, of binutils").success());
+            };
+            objcopy("--dump-section", &guest, &damaged);
+            let mut bytes = fs::read(&units).expect("the units");
+            let mut rest = &mut bytes[..];
+            while let Some((length, _)) = rest.split_first_chunk() {
+                let length = usize::try_from(u32::from_le_bytes(*length)).expect("a length");
+                let (unit, behind) = rest.split_at_mut(4 + length);
+                if length > 1000 {
+                    unit[length / 2..].fill(0xff);
+                }
+                rest = behind;
+            }
+            fs::write(&units, bytes).expect("written");
+            objcopy("--update-section", &guest, &damaged);
             let info = DebugInfo::open(&damaged).expect("debug information");
             let symbols = info.symbols().clone();
             self.lines = FrameLines::new(info, symbols);
@@ -255,7 +267,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damaged_line_table_is_told_once_and_shows_no_line() {
+    fn damaged_unit_is_told_once_and_shows_no_line() {
         let mut fixture = Fixture::build();
         fixture.damage();
         let mut frames = [fixture.frame()];
