@@ -11,6 +11,7 @@ mod file;
 mod inject;
 mod probe_config;
 pub mod program;
+mod program_conflict;
 mod spec;
 mod suggest;
 pub mod units;
@@ -25,4 +26,5 @@ pub use file::{
 };
 pub use inject::{Due, Injection};
 pub use probe_config::{Action, ProbeConfig};
+pub use program_conflict::{ProgramConflict, RequestedProbes};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

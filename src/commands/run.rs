@@ -19,7 +19,7 @@ use crate::run::crash_dump::{CoreFile, CrashDump};
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
 use crate::run::identity::{self, IdentityError};
-use crate::run::judged::{self, Judged, admit};
+use crate::run::judged::{self, AdmitError, Judged, admit};
 use crate::run::merge::{MergeError, Plan, merge};
 use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
@@ -40,6 +40,9 @@ pub(crate) enum RunError {
     /// Source lines and inlined copies.
     #[error(transparent)]
     SourceLines(#[from] SourceLinesError),
+    /// The probes of the expectations.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
     /// `--user` or `--chroot`.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -86,6 +89,7 @@ impl Failure for RunError {
             Self::Merge(error) => error.exit(),
             Self::Guest(error) => error.exit(),
             Self::SourceLines(error) => error.exit(),
+            Self::Admit(error) => error.exit(),
             Self::Identity(error) => error.exit(),
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
@@ -103,6 +107,7 @@ impl Failure for RunError {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
             Self::SourceLines(error) => error.help(),
+            Self::Admit(error) => error.help(),
             Self::Identity(error) => error.help(),
             Self::Sandbox(error) => error.help(),
             _ => None,
@@ -139,11 +144,16 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
     let debug_info = args.debug_info.as_deref();
-    let lines = replace(&mut config, &mut expectations, &guest, debug_info, &show)?;
-    let lines = lines.map(|info| FrameLines::new(info, guest.kernel.symbols().clone()));
-    let expectations = admit(&mut config, expectations, &guest.kernel);
-    guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
+    let replaced = replace(&mut config, &mut expectations, &guest, debug_info, &show)?;
+    for note in &replaced.notes {
+        tell(printable(note).into_owned());
+    }
+    let lines = replaced.info;
+    let lines = lines.map(|info| FrameLines::new(info, guest.kernel.symbols().clone()));
+    let kernel = &guest.kernel;
+    let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
+    guest.check(&config)?;
     let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
     place.prepare(&show)?;
     // The socket lives until the end of the run. Connections that arrive before the guest starts wait in the socket.

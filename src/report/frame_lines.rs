@@ -3,9 +3,13 @@
 use std::collections::HashMap;
 
 use address::Gva;
-use debuginfo::DebugInfo;
-use events::{Event, FrameSource, InlinedCall, StackFrame};
+use debuginfo::{DebugInfo, LookupError, SourceFrame};
+use errors::chain;
+use events::{Event, FrameSource, InlinedCall, StackFrame, Summary};
 use introspect::{Symbol, SymbolTable};
+
+use super::printable::printable;
+use crate::stderr::say;
 
 /// Stacks repeat the same frames. With more than this number, all are looked up again.
 const MAX_KNOWN: usize = 8192;
@@ -17,6 +21,8 @@ pub(crate) struct FrameLines {
     /// At link-time addresses.
     symbols: SymbolTable,
     known: HashMap<Gva, Option<Box<FrameSource>>>,
+    /// Whether the user knows that frames have no lines.
+    has_told: bool,
 }
 
 impl FrameLines {
@@ -26,15 +32,24 @@ impl FrameLines {
             info,
             symbols,
             known: HashMap::new(),
+            has_told: false,
         }
     }
 
-    /// Adds the lines to the stack of an event.
+    /// Adds the lines to the stacks of an event.
     pub(crate) fn event(&mut self, event: &mut Event) {
         match event {
             Event::Hit(hit) => self.stack(hit.stack.as_deref_mut().unwrap_or_default()),
             Event::Return(ret) => self.stack(ret.stack.as_deref_mut().unwrap_or_default()),
-            Event::Note(_) | Event::Summary(_) => (),
+            Event::Summary(summary) => self.summary(summary),
+            Event::Note(_) => (),
+        }
+    }
+
+    /// Adds the lines to the stacks at the guest's end.
+    pub(crate) fn summary(&mut self, summary: &mut Summary) {
+        for vcpu in &mut summary.guest.vcpus {
+            self.stack(&mut vcpu.stack);
         }
     }
 
@@ -81,23 +96,16 @@ impl FrameLines {
         if let Some(known) = self.known.get(&address) {
             return known.clone();
         }
-        // Damaged debug information has no lines to show.
-        let mut frames = self.info.lines_at(address).unwrap_or_default();
-        let own = frames.pop();
-        let source = own.map(|own| {
-            Box::new(FrameSource {
-                file: own.file,
-                line: own.line,
-                inlined: frames
-                    .into_iter()
-                    .map(|frame| InlinedCall {
-                        function: frame.function.unwrap_or_else(|| "?".to_owned()),
-                        file: frame.file,
-                        line: frame.line,
-                    })
-                    .collect(),
-            })
-        });
+        let source = match self.info.lines_at(address) {
+            Ok(frames) => frame_source(frames),
+            Err(error) => {
+                if !self.has_told {
+                    say(format_args!("hyprobe: {}", printable(&no_lines(&error))));
+                }
+                self.has_told = true;
+                None
+            }
+        };
         if self.known.len() >= MAX_KNOWN {
             self.known.clear();
         }
@@ -106,37 +114,134 @@ impl FrameLines {
     }
 }
 
+/// The lines of an address, that of the innermost inlined function first.
+fn frame_source(mut frames: Vec<SourceFrame>) -> Option<Box<FrameSource>> {
+    let own = frames.pop()?;
+    Some(Box::new(FrameSource {
+        file: own.file,
+        line: own.line,
+        inlined: frames
+            .into_iter()
+            .map(|frame| InlinedCall {
+                function: frame.function.unwrap_or_else(|| "?".to_owned()),
+                file: frame.file,
+                line: frame.line,
+            })
+            .collect(),
+    }))
+}
+
+/// The message about frames that the debug file cannot place.
+fn no_lines(error: &LookupError) -> String {
+    let why = chain(error);
+    format!("frames of stacks have no source lines: {why}: replace the kernel's debug file")
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+
+    use tempfile::TempDir;
+
     use super::*;
+
+    /// The test guest's lines, and an offset in its function `put` that belongs to the inlined `put_char`.
+    pub(in crate::report) struct Fixture {
+        dir: TempDir,
+        pub(in crate::report) lines: FrameLines,
+        size: u64,
+        offset: u64,
+    }
+
+    impl Fixture {
+        pub(in crate::report) fn build() -> Self {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let guest = guest_images::build_testguest(dir.path()).expect("the test guest compiles");
+            let info = DebugInfo::open(&guest).expect("debug information");
+            let symbols = info.symbols().clone();
+            // `put` calls `put_char`, which the compiler inlines.
+            let copies = info.inlined_copies("put_char").expect("copies");
+            let within = symbols.resolve(copies[0]).expect("a symbol");
+            assert_eq!(within.symbol.name, "put");
+            Self {
+                dir,
+                lines: FrameLines::new(info, symbols),
+                size: within.symbol.size,
+                offset: within.offset,
+            }
+        }
+
+        /// The frame in the copy of `put_char`.
+        pub(in crate::report) fn frame(&self) -> StackFrame {
+            self.frame_at(self.offset)
+        }
+
+        fn frame_at(&self, offset: u64) -> StackFrame {
+            StackFrame {
+                address: Gva(0).into(),
+                symbol: Some(format!("put+{offset:#x}/{:#x}", self.size)),
+                module: None,
+                source: None,
+            }
+        }
+
+        /// Replaces the second half of each large unit by nonsense.
+        fn damage(&mut self) {
+            let dir = self.dir.path();
+            let [guest, units, damaged] = ["testguest", "units", "damaged"].map(|it| dir.join(it));
+            let objcopy = |option: &str, from: &Path, to: &Path| {
+                let section = format!(".debug_info={}", units.display());
+                let mut objcopy = Command::new("objcopy");
+                let status = objcopy.args([option, &section]).args([from, to]).status();
+                assert!(status.expect("objcopy, of binutils").success());
+            };
+            objcopy("--dump-section", &guest, &damaged);
+            let mut bytes = fs::read(&units).expect("the units");
+            let mut rest = &mut bytes[..];
+            while let Some((length, _)) = rest.split_first_chunk() {
+                let length = usize::try_from(u32::from_le_bytes(*length)).expect("a length");
+                let (unit, behind) = rest.split_at_mut(4 + length);
+                if length > 1000 {
+                    unit[length / 2..].fill(0xff);
+                }
+                rest = behind;
+            }
+            fs::write(&units, bytes).expect("written");
+            objcopy("--update-section", &guest, &damaged);
+            let info = DebugInfo::open(&damaged).expect("debug information");
+            let symbols = info.symbols().clone();
+            self.lines = FrameLines::new(info, symbols);
+        }
+    }
+
+    /// The summary of a guest whose only vCPU is at `frame`.
+    pub(in crate::report) fn summary_at(frame: &StackFrame) -> Summary {
+        let summary = serde_json::json!({
+            "accel": "kvm", "ran_ns": 0, "probes": [], "dropped": 0,
+            "guest": { "end": "timeout", "vcpus": [{ "vcpu": 0, "user_mode": false, "stack": [frame] }] },
+        });
+        serde_json::from_value(summary).expect("a summary")
+    }
 
     #[test]
     fn frame_has_its_line_and_the_inlined_functions_in_it() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let guest = guest_images::build_testguest(dir.path()).expect("the test guest compiles");
-        let info = DebugInfo::open(&guest).expect("debug information");
-        let symbols = info.symbols().clone();
-        // `put` calls `put_char`, which the compiler inlines.
-        let copies = info.inlined_copies("put_char").expect("copies");
-        let within = symbols.resolve(copies[0]).expect("a symbol");
-        assert_eq!(within.symbol.name, "put");
-        let frame = |offset: u64, module: Option<&str>| StackFrame {
-            address: Gva(0).into(),
-            symbol: Some(format!("put+{offset:#x}/{:#x}", within.symbol.size)),
-            module: module.map(str::to_owned),
-            source: None,
-        };
+        let mut fixture = Fixture::build();
         let mut frames = [
-            frame(within.offset, None),
+            fixture.frame(),
             // The address behind an instruction of the copy.
-            frame(within.offset + 1, None),
-            frame(within.offset, Some("m")),
+            fixture.frame_at(fixture.offset + 1),
+            StackFrame {
+                module: Some("m".to_owned()),
+                ..fixture.frame()
+            },
             StackFrame {
                 symbol: Some("put+0x0/0x1".to_owned()),
-                ..frame(0, None)
+                ..fixture.frame()
             },
         ];
-        FrameLines::new(info, symbols).stack(&mut frames);
+        fixture.lines.stack(&mut frames);
         let [first, caller, module, other_size] = frames;
         let source = first.source.expect("a source");
         assert_eq!(source.file.as_deref(), Some("console.c"));
@@ -145,5 +250,31 @@ mod tests {
         assert_eq!(called.function, "put_char");
         assert_eq!(caller.source, Some(source));
         assert_eq!((module.source, other_size.source), (None, None));
+        assert!(!fixture.lines.has_told);
+    }
+
+    #[test]
+    fn stacks_at_the_guest_s_end_have_lines() {
+        let mut fixture = Fixture::build();
+        let mut event = Event::Summary(summary_at(&fixture.frame()));
+        fixture.lines.event(&mut event);
+        let Event::Summary(summary) = event else {
+            panic!("{event:?}");
+        };
+        let source = summary.guest.vcpus[0].stack[0].source.as_ref();
+        let file = source.and_then(|source| source.file.as_deref());
+        assert_eq!(file, Some("console.c"));
+    }
+
+    #[test]
+    fn damaged_unit_is_told_once_and_shows_no_line() {
+        let mut fixture = Fixture::build();
+        fixture.damage();
+        let mut frames = [fixture.frame()];
+        fixture.lines.stack(&mut frames);
+        assert_eq!(frames[0].source, None);
+        assert!(fixture.lines.has_told);
+        let told = no_lines(&LookupError::TooComplex);
+        assert!(told.contains("refers to itself too often"), "{told}");
     }
 }

@@ -48,7 +48,8 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
     for vcpu in &summary.guest.vcpus {
         let text = StackText::from(vcpu);
         let at = match (vcpu.stack.first(), &vcpu.stack_incomplete) {
-            (Some(frame), _) => format!("  at {frame}"),
+            // The functions that are inlined there come first.
+            (Some(frame), _) => format!("  at {}", frame.text().join(" in ")),
             (None, Some(why)) => format!("  {why}"),
             (None, None) => String::new(),
         };
@@ -279,15 +280,22 @@ mod tests {
                 "vcpu": 0, "task": { "pid": 0, "tid": 0, "comm": "swapper/0" }, "user_mode": false,
                 "stack": [{ "address": "0xffffffff81000005", "symbol": "native_safe_halt+0xb/0x10" }],
             },
+            {
+                "vcpu": 2, "user_mode": false, "stack": [{
+                    "address": "0xffffffff81000015", "symbol": "spin+0x5/0x10",
+                    "source": { "file": "a.c", "line": 9, "inlined": [{ "function": "pause", "file": "a.h", "line": 3 }] },
+                }],
+            },
             { "vcpu": 1, "task": { "pid": 7, "tid": 7, "comm": "x\u{1b}" }, "user_mode": true, "stack": [] },
-            { "vcpu": 2, "user_mode": false, "stack": [], "stack_incomplete": "why\u{1b}" },
+            { "vcpu": 3, "user_mode": false, "stack": [], "stack_incomplete": "why\u{1b}" },
         ]);
         run.guest.vcpus = serde_json::from_value(vcpus).expect("stacks");
         let mut out = Vec::new();
         summary(&run, Style::plain(), &mut out);
         let text = String::from_utf8(out).expect("utf-8");
         let expected = "(kvm)\ncpu0  swapper/0[0]  at native_safe_halt+0xb/0x10\n\
-                        cpu1  x\\x1b[7]  in user mode\ncpu2  why\\x1b\n";
+                        cpu2  at [inlined] pause a.h:3 in spin+0x5/0x10 a.c:9\n\
+                        cpu1  x\\x1b[7]  in user mode\ncpu3  why\\x1b\n";
         assert!(text.ends_with(expected), "{text}");
     }
 

@@ -159,6 +159,9 @@ impl Writer {
         if let Some(mut summary) = summary {
             // The number of a nested run is the inner hyprobe's, whose kernel a hostile guest may control.
             summary.dropped = summary.dropped.saturating_add(dropped);
+            if let Some(lines) = &mut self.frame_lines {
+                lines.summary(&mut summary);
+            }
             let event = Event::Summary(*summary);
             self.event(&event, &mut Lines::default());
             // The file comes first: the reader of the table may take nothing.

@@ -9,24 +9,62 @@ use std::time::{Duration, Instant};
 
 use events::judge::{Judge, Verdict};
 use events::{Event, EventSink, Summary};
-use manifest::{Action, Expectation, GuestEnd, ProbeAction, ProbeConfig, ProbeSpec};
+use manifest::{
+    Action, Expectation, GuestEnd, ProbeAction, ProbeConfig, ProbeSpec, ProgramConflict,
+    RequestedProbes,
+};
 use probes::{Kernel, resolve};
+use thiserror::Error;
 
 use crate::config::RunConfig;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
+use crate::source_lines::Spellings;
 use crate::stop::{StopReason, StopSignal};
 
+/// The reason why the expectations cannot be judged: a probe with a filter or an aggregate is not the one that an expectation needs.
+///
+/// A manifest is checked as the user wrote it. Two lines may still have the same place, and the command line may add a probe.
+#[derive(Debug, Error)]
+#[error("[[expect]] {conflict}{explained}")]
+pub(crate) struct AdmitError {
+    conflict: Box<ProgramConflict>,
+    /// The user's words for the places in `conflict`.
+    explained: String,
+}
+
+impl Failure for AdmitError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(self.conflict.help().to_owned())
+    }
+}
+
 /// Adds the probes needed by `expectations` to `config`, and drops optional expectations with probes that the kernel lacks.
+/// `spellings` has the user's words for places, for the error.
 pub(crate) fn admit(
     config: &mut RunConfig,
     mut expectations: Vec<Expectation>,
     kernel: &Kernel,
-) -> Vec<Expectation> {
+    spellings: &Spellings,
+) -> Result<Vec<Expectation>, AdmitError> {
     let has = |spec: &ProbeSpec| resolve(kernel, spec, 0).is_ok();
     expectations.retain(|expectation| {
         let mut probes = expectation.probes().into_iter();
         !expectation.optional || probes.all(|(spec, _)| has(spec))
     });
+    let requested = RequestedProbes::new(&config.probes);
+    let mut conflicts = expectations.iter().flat_map(|it| requested.conflicts(it));
+    if let Some(conflict) = conflicts.next() {
+        let explained = spellings.explain(&conflict.specs());
+        return Err(AdmitError {
+            conflict: Box::new(conflict),
+            explained,
+        });
+    }
+    drop(conflicts);
     let mut probes: Vec<Named> = config.probes.drain(..).map(Named::from).collect();
     for expectation in &expectations {
         for (spec, action) in expectation.probes() {
@@ -34,7 +72,7 @@ pub(crate) fn admit(
         }
     }
     config.probes = probes.into_iter().map(|named| named.probe).collect();
-    expectations
+    Ok(expectations)
 }
 
 /// A probe with its name, formatted once: many probes are compared with many expectations.
@@ -64,8 +102,7 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
         .iter()
         .any(|Named { probe, .. }| probe.at == *spec && probe.has_program())
     {
-        // The manifest has been checked: the expectation is about the probe with the program.
-        probes.retain(|Named { probe, .. }| probe.at != *spec || probe.has_program());
+        // There is no other probe at the place, or `admit` would have refused the expectation.
         return;
     }
     let mut wanted = ProbeConfig {

@@ -1,8 +1,10 @@
 //! The kernel's debug file: given by the user, or found.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use debuginfo::{DebugInfo, OpenError};
+use files::ReadError;
 use thiserror::Error;
 
 use super::identity::KernelIdentity;
@@ -53,6 +55,16 @@ pub(crate) enum DebugFileError {
         /// The Debian package with the file.
         package: Option<String>,
     },
+    /// No file was given, and the one that was found is damaged, unreadable or another kernel's.
+    #[error("cannot probe `{spec}` with the debug information that this host has for the kernel")]
+    Unusable {
+        /// The probe.
+        spec: String,
+        /// The Debian package with the file.
+        package: Option<String>,
+        /// The cause.
+        source: Box<DebugFileError>,
+    },
 }
 
 impl Failure for DebugFileError {
@@ -66,6 +78,10 @@ impl Failure for DebugFileError {
             Self::OtherKernel { package, .. } | Self::Missing { package, .. } => Some(match package {
                 Some(package) => format!("install Debian's {package}, or give the vmlinux of this build: --debug-info FILE"),
                 None => "give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
+            }),
+            Self::Unusable { package, .. } => Some(match package {
+                Some(package) => format!("install Debian's {package} again, or give the vmlinux of this build: --debug-info FILE"),
+                None => "replace the file, or give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
             }),
             Self::NoBuildId { .. } => {
                 Some("link the kernel with --build-id, or boot the file with the debug information itself".to_owned())
@@ -88,20 +104,61 @@ pub(crate) fn open(
         check(path, &info, kernel)?;
         return Ok(info);
     }
-    // A file that was not named may be anything: it is left out, and the error names the file that is needed.
-    let usable = |path: &PathBuf| {
-        let info = DebugInfo::open(path).ok()?;
-        check(path, &info, kernel).ok().map(|()| info)
-    };
-    let found = kernel.candidates().iter().find_map(usable);
-    found.ok_or_else(|| DebugFileError::Missing {
-        spec: spec.to_owned(),
-        build_id: kernel
-            .build_id
-            .clone()
-            .unwrap_or_else(|| "of the kernel's build".to_owned()),
-        package: kernel.package(),
+    among(&kernel.candidates(), kernel, spec)
+}
+
+/// Opens the first of `paths` that belongs to `kernel`.
+fn among(
+    paths: &[PathBuf],
+    kernel: &KernelIdentity<'_>,
+    spec: &str,
+) -> Result<DebugInfo, DebugFileError> {
+    let mut last = None;
+    for path in paths {
+        match candidate(path, kernel) {
+            Ok(info) => return Ok(info),
+            Err(error) => last = error.or(last),
+        }
+    }
+    let (spec, package) = (spec.to_owned(), kernel.package());
+    Err(match last {
+        Some(error) => DebugFileError::Unusable {
+            spec,
+            package,
+            source: Box::new(error),
+        },
+        None => DebugFileError::Missing {
+            spec,
+            build_id: kernel
+                .build_id
+                .clone()
+                .unwrap_or_else(|| "of the kernel's build".to_owned()),
+            package,
+        },
     })
+}
+
+/// Opens a file that the user has not named. `Err(None)` if there is no such file, or if the kernel's own file has no debug information, as
+/// usual.
+fn candidate(
+    path: &Path,
+    kernel: &KernelIdentity<'_>,
+) -> Result<DebugInfo, Option<DebugFileError>> {
+    let is_own = kernel.own.as_ref().is_some_and(|(own, _)| own == path);
+    let info = DebugInfo::open(path).map_err(|source| {
+        let is_usual = match &source {
+            OpenError::File(ReadError::Io(error)) => {
+                matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+            }
+            // A compressed kernel is no ELF file.
+            OpenError::Elf(_) | OpenError::NoDebugInfo { .. } => is_own,
+            _ => false,
+        };
+        let path = path.to_owned();
+        (!is_usual).then_some(DebugFileError::Open { path, source })
+    })?;
+    check(path, &info, kernel).map_err(|error| (!is_own).then_some(error))?;
+    Ok(info)
 }
 
 /// Checks that the file is the kernel's. A kernel without a build-id has only one file of which this is known: the kernel's own.
@@ -128,3 +185,6 @@ fn check(path: &Path, info: &DebugInfo, kernel: &KernelIdentity<'_>) -> Result<(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

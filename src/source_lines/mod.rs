@@ -8,8 +8,10 @@ mod debug_file;
 mod identity;
 mod replace;
 mod sites;
+mod spellings;
 
 pub(crate) use debug_file::open;
 pub(crate) use identity::{DEBUG_ROOT, KernelIdentity};
 pub(crate) use replace::{SourceLinesError, needy, replace};
 pub(crate) use sites::{KernelSymbols, sites};
+pub(crate) use spellings::Spellings;

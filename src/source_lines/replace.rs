@@ -4,11 +4,13 @@ use std::path::Path;
 
 use debuginfo::DebugInfo;
 use manifest::{Expectation, ProbeConfig, ProbeSpec};
+use probes::{Kernel, resolve};
 use thiserror::Error;
 
 use super::debug_file::{self, DebugFileError};
 use super::identity::KernelIdentity;
-use super::sites::{KernelSymbols, SiteError, sites};
+use super::sites::{KernelSymbols, SiteError, left_out, sites};
+use super::spellings::Spellings;
 use crate::config::{Boot, RunConfig};
 use crate::exit::{Exit, Failure};
 use crate::run::guest::Guest;
@@ -57,50 +59,178 @@ pub(crate) fn needy<'r>(
     specs.find(|spec| spec.location.needs_debug_info())
 }
 
-/// Replaces the probes of `config` and of `expectations` that need debug information. Returns the debug file, if one was given or needed;
-/// `say` gets the progress.
+fn is_needy(expectation: &Expectation) -> bool {
+    let mut probes = expectation.probes().into_iter();
+    probes.any(|(spec, _)| spec.location.needs_debug_info())
+}
+
+/// The result of a replacement.
+#[derive(Debug, Default)]
+pub(crate) struct Replaced {
+    /// The debug file, if one was given or needed.
+    pub(crate) info: Option<DebugInfo>,
+    /// The user's words for the places.
+    pub(crate) spellings: Spellings,
+    /// The places and expectations that are left out, a sentence each.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Replaces the probes of `config` and of `expectations` that need debug information, and drops optional expectations about places that
+/// the kernel lacks; `say` gets the progress.
 pub(crate) fn replace(
     config: &mut RunConfig,
-    expectations: &mut [Expectation],
+    expectations: &mut Vec<Expectation>,
     guest: &Guest,
     given: Option<&Path>,
     say: &dyn Fn(String),
-) -> Result<Option<DebugInfo>, SourceLinesError> {
+) -> Result<Replaced, SourceLinesError> {
     let needy = needy(config, expectations);
     if given.is_none() && needy.is_none() {
-        return Ok(None);
+        return Ok(Replaced::default());
     }
     say("reading the kernel's debug information".to_owned());
-    let kernel = KernelIdentity::of_guest(&config.kernel, guest);
+    let identity = KernelIdentity::of_guest(&config.kernel, guest);
     let spec = needy.map(ToString::to_string).unwrap_or_default();
-    let info = debug_file::open(given, &kernel, &spec)?;
-    let kernel = KernelSymbols {
-        symbols: guest.kernel.symbols(),
-        slide: match config.boot {
-            Boot::Direct => Some(0),
-            Boot::BzImage => None,
-        },
+    let info = match debug_file::open(given, &identity, &spec) {
+        Err(error @ DebugFileError::Missing { .. }) => {
+            return without_file(config, expectations, error);
+        }
+        opened => opened?,
+    };
+    let slide = match config.boot {
+        Boot::Direct => Some(0),
+        Boot::BzImage => None,
+    };
+    let mut replacement = Replacement {
+        info: &info,
+        guest,
+        kernel: KernelSymbols::new(guest.kernel.symbols(), slide),
+        spellings: Spellings::default(),
+        notes: Vec::new(),
     };
     let mut probes = Vec::with_capacity(config.probes.len());
     for probe in config.probes.drain(..) {
-        let found = sites(&info, &probe.at, kernel)?;
+        let found = replacement.sites(&probe.at)?;
         probes.extend(found.into_iter().map(|at| ProbeConfig {
             at,
             ..probe.clone()
         }));
     }
     config.probes = probes;
-    for spec in expectations.iter_mut().flat_map(Expectation::specs_mut) {
-        let found = sites(&info, spec, kernel)?;
-        match <[ProbeSpec; 1]>::try_from(found) {
-            Ok([site]) => *spec = site,
-            Err(sites) => {
-                return Err(SourceLinesError::Expected {
-                    spec: spec.to_string(),
-                    sites: sites.iter().map(ToString::to_string).collect(),
-                });
-            }
+    let mut kept = Vec::with_capacity(expectations.len());
+    for mut expectation in expectations.drain(..) {
+        match replacement.expectation(&mut expectation) {
+            Ok(()) => kept.push(expectation),
+            // As for a function that the kernel lacks: see `admit`.
+            Err(SourceLinesError::Site(error)) if expectation.optional && error.is_absence() => {}
+            Err(error) => return Err(error),
         }
     }
-    Ok(Some(info))
+    *expectations = kept;
+    let Replacement {
+        spellings, notes, ..
+    } = replacement;
+    Ok(Replaced {
+        info: Some(info),
+        spellings,
+        notes,
+    })
 }
+
+/// Drops the expectations that need the debug file, if all of them are optional and no probe needs the file. Otherwise returns `error`.
+fn without_file(
+    config: &RunConfig,
+    expectations: &mut Vec<Expectation>,
+    error: DebugFileError,
+) -> Result<Replaced, SourceLinesError> {
+    let is_required = |expectation: &Expectation| !expectation.optional && is_needy(expectation);
+    if needy(config, &[]).is_some() || expectations.iter().any(is_required) {
+        return Err(error.into());
+    }
+    let skipped = expectations.iter().filter(|it| is_needy(it));
+    let skipped: Vec<String> = skipped.map(ToString::to_string).collect();
+    let help = error.help().map(|help| format!("; {help}"));
+    let notes = vec![format!(
+        "optional expectations are skipped ({}): {error}{}",
+        skipped.join(", "),
+        help.unwrap_or_default()
+    )];
+    expectations.retain(|it| !is_needy(it));
+    Ok(Replaced {
+        notes,
+        ..Replaced::default()
+    })
+}
+
+/// A replacement under way.
+#[derive(Debug)]
+struct Replacement<'r> {
+    info: &'r DebugInfo,
+    guest: &'r Guest,
+    kernel: KernelSymbols<'r>,
+    spellings: Spellings,
+    notes: Vec<String>,
+}
+
+impl Replacement<'_> {
+    /// The probes in place of `spec`.
+    fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SiteError> {
+        if !spec.location.needs_debug_info() {
+            return Ok(vec![spec.clone()]);
+        }
+        let found = sites(self.info, spec, &self.kernel)?;
+        let mut notes: Vec<String> = found.note(spec).into_iter().collect();
+        let (sites, left_out) = resolved(&self.guest.kernel, spec, found.specs);
+        notes.extend(left_out);
+        for site in &sites {
+            self.spellings.add(site, spec);
+        }
+        // A probe and an expectation may name the same line.
+        notes.retain(|note| !self.notes.contains(note));
+        self.notes.append(&mut notes);
+        Ok(sites)
+    }
+
+    fn expectation(&mut self, expectation: &mut Expectation) -> Result<(), SourceLinesError> {
+        for spec in expectation.specs_mut() {
+            let found = self.sites(spec)?;
+            match <[ProbeSpec; 1]>::try_from(found) {
+                Ok([site]) => *spec = site,
+                Err(sites) => {
+                    return Err(SourceLinesError::Expected {
+                        spec: spec.to_string(),
+                        sites: sites.iter().map(ToString::to_string).collect(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The `sites` of `spec` that the engine can resolve, and a message about the others: as for a pattern, whose other matches are armed. If
+/// the engine can resolve none, all are returned, and the check of the run says why.
+fn resolved(
+    kernel: &Kernel,
+    spec: &ProbeSpec,
+    sites: Vec<ProbeSpec>,
+) -> (Vec<ProbeSpec>, Option<String>) {
+    // Addresses are running ones, and are in `sites` only if the kernel runs where it is linked.
+    let errors = sites.iter().map(|site| resolve(kernel, site, 0).err());
+    let errors: Vec<_> = errors.collect();
+    let number = errors.iter().flatten().count();
+    let first = errors.iter().flatten().next().map(ToString::to_string);
+    match first {
+        Some(first) if number < sites.len() => {
+            let why = format!("the kernel's code does not fit; the first: {first}");
+            let note = left_out(spec, number, sites.len(), &why);
+            let fits = sites.into_iter().zip(&errors);
+            let fits = fits.filter_map(|(site, error)| error.is_none().then_some(site));
+            (fits.collect(), Some(note))
+        }
+        _ => (sites, None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! From source lines and inlined copies to symbols with offsets.
 
+use std::ops::Range;
+
 use address::Gva;
 use debuginfo::{DebugInfo, InlinedError, LineError};
 use introspect::SymbolTable;
@@ -30,13 +32,15 @@ pub(crate) enum SiteError {
         /// The cause.
         source: InlinedError,
     },
-    /// A place without a symbol.
-    #[error("cannot probe `{spec}`: the kernel has no symbol at the link-time address {address}")]
-    NoSymbol {
+    /// All places are outside the kernel's functions.
+    #[error(
+        "cannot probe `{spec}`: none of its places is in a function that the kernel executes; the first is at the link-time address {first}"
+    )]
+    Outside {
         /// The probe.
         spec: String,
-        /// The place.
-        address: Gva,
+        /// The first place.
+        first: Gva,
     },
     /// A place in a function whose name others have, too, in a kernel that chooses its address at boot.
     #[error(
@@ -58,6 +62,20 @@ pub(crate) enum SiteError {
     },
 }
 
+impl SiteError {
+    /// Whether the kernel has no such place. Other errors are about places that exist, and about a file that does not say.
+    pub(crate) const fn is_absence(&self) -> bool {
+        match self {
+            Self::Line { source, .. } => {
+                matches!(source, LineError::NoFile { .. } | LineError::NoCode { .. })
+            }
+            Self::Inlined { source, .. } => matches!(source, InlinedError::NoCopy { .. }),
+            Self::Outside { .. } => true,
+            Self::Ambiguous { .. } | Self::TooMany { .. } => false,
+        }
+    }
+}
+
 impl Failure for SiteError {
     fn exit(&self) -> Exit {
         Exit::Usage
@@ -73,6 +91,9 @@ impl Failure for SiteError {
                 let function = spec.strip_suffix(":inlined").unwrap_or(spec);
                 Some(format!("write {function} for the function itself"))
             }
+            Self::Outside { .. } => {
+                Some("write a line with code of a function, or the function itself".to_owned())
+            }
             Self::Ambiguous { .. } => Some(
                 "boot with --boot direct, or add the probe to the running guest: hyprobe probe add"
                     .to_owned(),
@@ -83,19 +104,68 @@ impl Failure for SiteError {
 }
 
 /// The symbols of the guest's kernel, at link-time addresses.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KernelSymbols<'k> {
-    pub(crate) symbols: &'k SymbolTable,
+    symbols: &'k SymbolTable,
     /// The distance from link-time addresses to running ones; `None` if it is not known.
-    pub(crate) slide: Option<i64>,
+    slide: Option<i64>,
+    /// The text, during boot and after; empty if the linker's labels are missing.
+    text: Vec<Range<Gva>>,
+}
+
+impl<'k> KernelSymbols<'k> {
+    pub(crate) fn new(symbols: &'k SymbolTable, slide: Option<i64>) -> Self {
+        let label = |name| symbols.address_of(name);
+        let text = match (label("_text"), label("_sinittext"), label("_einittext")) {
+            (Some(start), Some(init), Some(end)) => match label("_etext") {
+                Some(etext) => vec![start..etext, init..end],
+                // The linker may give `_etext` to the data behind, whose symbols a debug file has not. There is no code between.
+                None => vec![start..end],
+            },
+            _ => Vec::new(),
+        };
+        Self {
+            symbols,
+            slide,
+            text,
+        }
+    }
+
+    /// Whether a processor may execute `address`. The kernel copies the replacements of instructions to where they are executed.
+    fn executes(&self, address: Gva) -> bool {
+        self.text.is_empty() || self.text.iter().any(|text| text.contains(&address))
+    }
+}
+
+/// The places of a probe.
+#[derive(Debug)]
+pub(crate) struct Sites {
+    /// A probe for each place that can be probed.
+    pub(crate) specs: Vec<ProbeSpec>,
+    /// The number of places outside the kernel's functions.
+    outside: usize,
+}
+
+impl Sites {
+    /// What the user has to know about the places of `spec`.
+    pub(crate) fn note(&self, spec: &ProbeSpec) -> Option<String> {
+        let why = "they are outside of the functions that the kernel executes";
+        let all = self.outside + self.specs.len();
+        (self.outside > 0).then(|| left_out(spec, self.outside, all, why))
+    }
+}
+
+/// The message about places that are not probed.
+pub(super) fn left_out(spec: &ProbeSpec, number: usize, all: usize, why: &str) -> String {
+    format!("of the {all} places of `{spec}`, {number} are left out: {why}")
 }
 
 /// The probes in place of `spec`, which is at a source line or at inlined copies.
 pub(crate) fn sites(
     info: &DebugInfo,
     spec: &ProbeSpec,
-    kernel: KernelSymbols<'_>,
-) -> Result<Vec<ProbeSpec>, SiteError> {
+    kernel: &KernelSymbols<'_>,
+) -> Result<Sites, SiteError> {
     let addresses = match &spec.location {
         Location::Line { file, line } => {
             info.addresses_of_line(file, *line)
@@ -112,34 +182,59 @@ pub(crate) fn sites(
                 })?
         }
         Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) => {
-            return Ok(vec![spec.clone()]);
+            return Ok(Sites {
+                specs: vec![spec.clone()],
+                outside: 0,
+            });
         }
     };
+    at_addresses(spec, &addresses, kernel)
+}
+
+/// The probes at `addresses`, the places of `spec`.
+fn at_addresses(
+    spec: &ProbeSpec,
+    addresses: &[Gva],
+    kernel: &KernelSymbols<'_>,
+) -> Result<Sites, SiteError> {
     if addresses.len() > MAX_SITES {
         return Err(SiteError::TooMany {
             spec: spec.to_string(),
             found: addresses.len(),
         });
     }
-    let site = |address| {
-        Ok(ProbeSpec {
-            location: location(spec, address, kernel)?,
-            ..spec.clone()
-        })
-    };
-    addresses.into_iter().map(site).collect()
+    let mut specs = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        if let Some(location) = location(spec, *address, kernel)? {
+            specs.push(ProbeSpec {
+                location,
+                ..spec.clone()
+            });
+        }
+    }
+    match (addresses, specs.is_empty()) {
+        ([first, ..], true) => Err(SiteError::Outside {
+            spec: spec.to_string(),
+            first: *first,
+        }),
+        _ => Ok(Sites {
+            outside: addresses.len() - specs.len(),
+            specs,
+        }),
+    }
 }
 
-/// The place at `address` by its symbol. If other functions have the symbol's name, too, by its running address.
+/// The place at `address` by its symbol; `None` outside the kernel's functions. If other functions have the symbol's name, too, by its
+/// running address.
 fn location(
     spec: &ProbeSpec,
     address: Gva,
-    kernel: KernelSymbols<'_>,
-) -> Result<Location, SiteError> {
+    kernel: &KernelSymbols<'_>,
+) -> Result<Option<Location>, SiteError> {
     let found = kernel.symbols.resolve(address);
-    let Some(within) = found.filter(|within| within.symbol.is_text()) else {
-        let spec = spec.to_string();
-        return Err(SiteError::NoSymbol { spec, address });
+    let within = found.filter(|within| within.symbol.is_text() && kernel.executes(address));
+    let Some(within) = within else {
+        return Ok(None);
     };
     let name = within.symbol.name;
     let namesakes = kernel.symbols.lookup_all(&name);
@@ -148,13 +243,13 @@ fn location(
         .filter(|symbol| symbol.is_text())
         .all(|symbol| symbol.address == within.symbol.address);
     match (is_unique, kernel.slide) {
-        (true, _) => Ok(Location::Symbol {
+        (true, _) => Ok(Some(Location::Symbol {
             name,
             offset: within.offset,
-        }),
-        (false, Some(slide)) => Ok(Location::Address(
+        })),
+        (false, Some(slide)) => Ok(Some(Location::Address(
             address.wrapping_add(slide.cast_unsigned()),
-        )),
+        ))),
         (false, None) => Err(SiteError::Ambiguous {
             spec: spec.to_string(),
             name,
@@ -168,32 +263,93 @@ mod tests {
 
     use super::*;
 
+    const BASE: u64 = 0xffff_ffff_8100_0000;
+
+    fn table(symbols: &[(u64, char, &str)]) -> SymbolTable {
+        let mut builder = SymbolTableBuilder::new();
+        for (low, kind, name) in symbols {
+            builder.push(Gva(BASE + low), *kind, name);
+        }
+        builder.build()
+    }
+
+    fn line() -> ProbeSpec {
+        "kprobe:a.c:1".parse().expect("a probe")
+    }
+
     #[test]
     fn place_is_named_by_its_symbol_or_else_by_its_running_address() {
-        let mut builder = SymbolTableBuilder::new();
-        for (at, kind, name) in [
-            (0xffff_ffff_8100_0000, 'T', "vfs_read"),
-            (0xffff_ffff_8100_0040, 't', "copy"),
-            (0xffff_ffff_8100_0080, 't', "copy"),
-            (0xffff_ffff_8100_0100, 'D', "data"),
-        ] {
-            builder.push(Gva(at), kind, name);
-        }
-        let symbols = builder.build();
-        let spec: ProbeSpec = "kprobe:a.c:1".parse().expect("a probe");
+        let symbols = table(&[
+            (0, 'T', "vfs_read"),
+            (0x40, 't', "copy"),
+            (0x80, 't', "copy"),
+            (0x100, 'D', "data"),
+        ]);
         let at = |low: u64, slide| {
-            let symbols = &symbols;
-            let kernel = KernelSymbols { symbols, slide };
-            location(&spec, Gva(0xffff_ffff_8100_0000 + low), kernel)
+            let kernel = KernelSymbols::new(&symbols, slide);
+            location(&line(), Gva(BASE + low), &kernel)
         };
         let expected = Location::Symbol {
             name: "vfs_read".to_owned(),
             offset: 5,
         };
-        assert_eq!(at(5, None).expect("a place"), expected);
+        assert_eq!(at(5, None).expect("unique"), Some(expected));
         let moved = Location::Address(Gva(0xffff_ffff_8200_0041));
-        assert_eq!(at(0x41, Some(0x100_0000)).expect("a place"), moved);
+        assert_eq!(at(0x41, Some(0x100_0000)).expect("known"), Some(moved));
         assert!(matches!(at(0x81, None), Err(SiteError::Ambiguous { .. })));
-        assert!(matches!(at(0x100, None), Err(SiteError::NoSymbol { .. })));
+        assert_eq!(at(0x100, None).expect("data"), None);
+    }
+
+    /// A kernel of Debian. Its debug file has no symbols of data.
+    const LAYOUT: [(u64, char, &str); 9] = [
+        (0, 'T', "_text"),
+        (0x10, 't', "entry"),
+        (0x1000, 'D', "_etext"),
+        (0x2000, 'D', "__init_begin"),
+        (0x2100, 'T', "_sinittext"),
+        (0x2110, 't', "setup"),
+        (0x2800, 'T', "_einittext"),
+        (0x2f00, 'T', "behind"),
+        (0x3000, 'D', "__init_end"),
+    ];
+
+    #[test]
+    fn place_outside_the_text_is_left_out_and_counted() {
+        let code: Vec<_> = LAYOUT.into_iter().filter(|it| it.1 != 'D').collect();
+        for symbols in [table(&LAYOUT), table(&code)] {
+            let kernel = KernelSymbols::new(&symbols, None);
+            let at = |lows: &[u64]| {
+                let addresses: Vec<Gva> = lows.iter().map(|low| Gva(BASE + low)).collect();
+                at_addresses(&line(), &addresses, &kernel)
+            };
+            // The third is a replacement, in a section between `_einittext` and the next symbol.
+            let found = at(&[0x20, 0x2120, 0x2a00]).expect("places");
+            let names: Vec<String> = found.specs.iter().map(ToString::to_string).collect();
+            assert_eq!(names, ["kprobe:entry+0x10", "kprobe:setup+0x10"]);
+            assert_eq!(
+                found.note(&line()).as_deref(),
+                Some(
+                    "of the 3 places of `kprobe:a.c:1`, 1 are left out: they are outside of the functions that the kernel executes"
+                )
+            );
+            assert_eq!(at(&[0x20]).expect("a place").note(&line()), None);
+            let error = at(&[0x2a00, 0x2b00]).expect_err("no place");
+            assert!(error.is_absence(), "{error}");
+            assert_eq!(
+                error.to_string(),
+                "cannot probe `kprobe:a.c:1`: none of its places is in a function that the kernel executes; the first is at the \
+                 link-time address 0xffffffff81002a00"
+            );
+        }
+    }
+
+    #[test]
+    fn more_places_than_the_limit_are_refused() {
+        let symbols = table(&LAYOUT);
+        let addresses = vec![Gva(BASE + 0x20); MAX_SITES + 1];
+        let error = at_addresses(&line(), &addresses, &KernelSymbols::new(&symbols, None));
+        let error = error.expect_err("too many");
+        assert!(matches!(&error, SiteError::TooMany { found, .. } if *found == MAX_SITES + 1));
+        assert!(!error.is_absence());
     }
 }

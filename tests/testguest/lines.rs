@@ -177,27 +177,92 @@ fn line_without_code_is_refused_with_the_next_line() {
     );
 }
 
+/// Runs `hyprobe COMMAND m.toml` with the test guest in `folder`, and with `tables` in the manifest.
+fn with_manifest(folder: &TempDir, command: &str, tables: &str) -> Output {
+    let kernel = folder.path().join("guest/testguest");
+    let manifest = format!(
+        "[guest]\nkernel = {kernel:?}\nmemory = '64M'\ncmdline = 'run=calls={ROUNDS},leave={ROUNDS} exit=reset'\n\
+         [run]\naccel = 'kvm'\ntimeout = '100s'\n{tables}"
+    );
+    fs::write(folder.path().join("m.toml"), manifest).expect("written");
+    Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        .current_dir(folder.path())
+        .args([command, "m.toml"])
+        .output()
+        .expect("the command starts")
+}
+
+/// The exit code, and all that the command has printed.
+fn told(output: &Output) -> (Option<i32>, String) {
+    let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    (output.status.code(), texts.concat())
+}
+
 #[test]
 fn expectation_about_a_line_is_judged_by_the_hits_of_its_place() {
     let folder = tempfile::tempdir().expect("tempdir");
-    let kernel = guest(&folder);
+    guest(&folder);
     let call = line("leave.c", "leave_frames();");
-    let judged = |count: u64| {
-        let manifest = format!(
-            "[guest]\nkernel = {kernel:?}\nmemory = '64M'\ncmdline = 'run=leave={ROUNDS} exit=reset'\n[run]\naccel = 'kvm'\n\
-             timeout = '100s'\n[[expect]]\nprobe = 'kprobe:leave.c:{call}'\nexactly = {count}\n"
+    for (count, expected) in [(ROUNDS, 0), (ROUNDS + 1, 1)] {
+        let expect = format!("[[expect]]\nprobe = 'kprobe:leave.c:{call}'\nexactly = {count}\n");
+        let (code, told) = told(&with_manifest(&folder, "test", &expect));
+        assert_eq!(code, Some(expected), "{told}");
+    }
+}
+
+#[test]
+fn expectation_about_a_filtered_place_of_another_spelling_is_refused_with_both_spellings() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    guest(&folder);
+    let counted = "[[probe]]\nat = 'kprobe:check:inlined'\naction = 'count'\n";
+    let (code, checked) = told(&with_manifest(&folder, "check", counted));
+    assert_eq!(code, Some(0), "{checked}");
+    let place = checked.split_whitespace().next().expect("a probe");
+    // No call has such a number: with the filter, the probe is never hit.
+    let filtered = format!("[[probe]]\nat = '{place}'\nfilter = 'arg2 == 0x123456789'\n");
+    let never = "[[expect]]\nprobe = 'kprobe:check:inlined'\nnever = true\n";
+    for command in ["check", "run", "test"] {
+        let tables = format!("{filtered}{counted}{never}");
+        let (code, told) = told(&with_manifest(&folder, command, &tables));
+        assert_eq!(code, Some(2), "{command}: {told}");
+        let told = told.replace("\n", " ");
+        assert!(told.contains("is not all of"), "{command}: {told}");
+        let both = format!("`{place}` is a place of `kprobe:check:inlined`");
+        assert!(told.contains(&both), "{command}: {told}");
+    }
+}
+
+#[test]
+fn optional_expectation_is_skipped_without_the_place_and_without_the_debug_file() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let kernel = guest(&folder);
+    let expect = |spec: &str| format!("[[expect]]\nprobe = '{spec}'\nnever = true\n");
+    let optional = |spec: &str| expect(spec) + "optional = true\n";
+    let (code, all) = told(&with_manifest(
+        &folder,
+        "test",
+        &optional("kprobe:no_such_function:inlined"),
+    ));
+    assert_eq!(code, Some(0), "{all}");
+    // The kernel has the place, and it is hit.
+    let (code, all) = told(&with_manifest(
+        &folder,
+        "test",
+        &optional("kprobe:check:inlined"),
+    ));
+    assert_eq!(code, Some(1), "{all}");
+    let mut strip = Command::new("strip");
+    let stripped = strip.arg("-g").arg(&kernel).status();
+    assert!(stripped.expect("strip, of binutils").success());
+    for (tables, expected) in [
+        (optional("kprobe:check:inlined"), 0),
+        (expect("kprobe:check:inlined"), 2),
+    ] {
+        let (code, all) = told(&with_manifest(&folder, "run", &tables));
+        assert_eq!(code, Some(expected), "{all}");
+        assert!(
+            all.contains("without the kernel's debug information"),
+            "{all}"
         );
-        fs::write(folder.path().join("m.toml"), manifest).expect("written");
-        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
-            .current_dir(folder.path())
-            .args(["test", "m.toml"])
-            .output()
-            .expect("the command starts");
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        (output.status.code(), told)
-    };
-    let (code, told) = judged(ROUNDS);
-    assert_eq!(code, Some(0), "{told}");
-    let (code, told) = judged(ROUNDS + 1);
-    assert_eq!(code, Some(1), "{told}");
+    }
 }

@@ -22,11 +22,12 @@ impl ProbeSpec {
         else {
             return false;
         };
+        // A pattern matches functions, and no places within functions.
+        let matches =
+            |name: &str| name == pattern || (glob_matches(pattern, name) && !name.contains('+'));
         match (&self.module, place.split_once(':')) {
-            (None, None) => place == pattern || glob_matches(pattern, place),
-            (Some(module), Some((of, symbol))) => {
-                of == module && (symbol == pattern || glob_matches(pattern, symbol))
-            }
+            (None, None) => matches(place),
+            (Some(module), Some((of, symbol))) => of == module && matches(symbol),
             _ => false,
         }
     }

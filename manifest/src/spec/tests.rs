@@ -188,6 +188,7 @@ fn names_belong_to_specifications() {
     assert!(!of("kprobe:vfs_read", "kretprobe:vfs_read"));
     assert!(of("kprobe:vfs_*", "kprobe:vfs_read"));
     assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
+    assert!(!of("kprobe:vfs_*", "kprobe:vfs_read+0x5"));
     assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:a.c:5", "kprobe:a.c:5"));

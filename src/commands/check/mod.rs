@@ -12,11 +12,12 @@ use thiserror::Error;
 
 use crate::cli::{CheckArgs, RunArgs};
 use crate::exit::{Exit, Failure};
-use crate::report::Progress;
+use crate::report::{Progress, printable};
 use crate::run::guest::{Guest, GuestError};
-use crate::run::judged::admit;
+use crate::run::judged::{AdmitError, admit};
 use crate::run::merge::{MergeError, merge};
 use crate::source_lines::{SourceLinesError, replace};
+use crate::stderr;
 
 /// The reason why no verdicts can be printed.
 #[derive(Debug, Error)]
@@ -30,6 +31,9 @@ pub(crate) enum CheckError {
     /// Source lines and inlined copies.
     #[error(transparent)]
     SourceLines(#[from] SourceLinesError),
+    /// The probes of the expectations.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
@@ -41,6 +45,7 @@ impl Failure for CheckError {
             Self::Merge(error) => error.exit(),
             Self::Guest(error) => error.exit(),
             Self::SourceLines(error) => error.exit(),
+            Self::Admit(error) => error.exit(),
             Self::Write(_) => Exit::HostCannot,
         }
     }
@@ -50,6 +55,7 @@ impl Failure for CheckError {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
             Self::SourceLines(error) => error.help(),
+            Self::Admit(error) => error.help(),
             Self::Write(_) => None,
         }
     }
@@ -57,7 +63,7 @@ impl Failure for CheckError {
     fn manifest(&self) -> Option<&InvalidManifest> {
         match self {
             Self::Merge(error) => error.manifest(),
-            Self::Guest(_) | Self::SourceLines(_) | Self::Write(_) => None,
+            Self::Guest(_) | Self::SourceLines(_) | Self::Admit(_) | Self::Write(_) => None,
         }
     }
 }
@@ -124,14 +130,18 @@ fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, Chec
     let mut plan = merge(&run, &say)?;
     let guest = Guest::load(&plan.config, &say)?;
     let debug_info = args.debug_info.as_deref();
-    replace(
+    let replaced = replace(
         &mut plan.config,
         &mut plan.expectations,
         &guest,
         debug_info,
         &say,
     )?;
-    admit(&mut plan.config, plan.expectations, &guest.kernel);
+    for note in &replaced.notes {
+        progress.pause(|| stderr::say(format_args!("hyprobe: {}", printable(note))));
+    }
+    let (expectations, spellings) = (plan.expectations, replaced.spellings);
+    admit(&mut plan.config, expectations, &guest.kernel, &spellings)?;
     guest.check(&plan.config)?;
     let mut found = Vec::new();
     let of = |spec: &ProbeSpec| resolve(&guest.kernel, spec, 0).map_err(GuestError::from);

@@ -8,6 +8,7 @@ use dump::sparse::ReceiveError;
 use files::CreateError;
 use thiserror::Error;
 
+use super::places::PlacesError;
 use crate::exit::{Exit, Failure};
 use crate::source_lines::SourceLinesError;
 
@@ -20,6 +21,9 @@ pub(crate) enum RemoteError {
     /// Source lines and inlined copies.
     #[error(transparent)]
     SourceLines(#[from] SourceLinesError),
+    /// The places of source lines and inlined copies.
+    #[error(transparent)]
+    Places(#[from] PlacesError),
     /// Standard output, or the terminal.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
@@ -53,6 +57,7 @@ impl Failure for RemoteError {
                 Exit::Usage
             }
             Self::SourceLines(error) => error.exit(),
+            Self::Places(error) => error.exit(),
             Self::Client(_) | Self::Write(_) | Self::Dump { .. } => Exit::HostCannot,
         }
     }
@@ -61,6 +66,7 @@ impl Failure for RemoteError {
         match self {
             Self::Client(error) => error.help(),
             Self::SourceLines(error) => error.help(),
+            Self::Places(error) => error.help(),
             Self::NoTerminal => Some("`hyprobe probe list` writes to anything".to_owned()),
             Self::Write(_) | Self::Create { .. } | Self::Dump { .. } => None,
         }

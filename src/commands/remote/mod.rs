@@ -11,6 +11,7 @@ mod events;
 mod list;
 mod lsmod;
 mod objects;
+mod places;
 mod print;
 mod probe;
 mod ps;

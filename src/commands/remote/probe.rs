@@ -11,11 +11,13 @@ use super::connect::connect;
 use super::debug_file::identity;
 use super::error::RemoteError;
 use super::list;
+use super::places::Places;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::printable;
 use crate::source_lines::{self, KernelSymbols, SourceLinesError, sites};
+use crate::stderr::say;
 
 /// Executes the command.
 pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
@@ -85,22 +87,22 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
     let info = source_lines::open(args.debug_info.as_deref(), &kernel, &needy.to_string())
         .map_err(SourceLinesError::from)?;
     // The build-ids are equal, so the symbols are the kernel's.
-    let kernel = KernelSymbols {
-        symbols: info.symbols(),
-        slide,
-    };
-    let mut specs = Vec::new();
-    for spec in &args.specs {
-        match parsed(spec) {
+    let kernel = KernelSymbols::new(info.symbols(), slide);
+    let mut places = Places::default();
+    for text in &args.specs {
+        match parsed(text) {
             Some(spec) if needs(&spec) => {
-                let sites = sites(&info, &spec, kernel).map_err(SourceLinesError::from)?;
-                specs.extend(sites.iter().map(ToString::to_string));
+                let sites = sites(&info, &spec, &kernel).map_err(SourceLinesError::from)?;
+                if let Some(note) = sites.note(&spec) {
+                    say(format_args!("hyprobe: {}", printable(&note)));
+                }
+                places.push(text, sites.specs.iter().map(ToString::to_string).collect());
             }
             // The run says what is wrong with a specification.
-            _ => specs.push(spec.clone()),
+            _ => places.push(text, vec![text.clone()]),
         }
     }
-    Ok(specs)
+    Ok(places.into_request(args.name.as_deref())?)
 }
 
 fn told(added: &Added) -> String {

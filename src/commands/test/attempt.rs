@@ -17,13 +17,14 @@ use super::record::{ConsoleTail, LastEvents};
 use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
 use crate::panics::Since;
-use crate::report::printable;
+use crate::report::{FrameLines, printable};
 use crate::run::crash_dump::CrashDump;
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
 use crate::run::place::Place;
 use crate::source_lines::replace;
+use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
 
 /// The result of a boot.
@@ -100,9 +101,14 @@ pub(super) fn attempt(
         let dump = dump.as_ref().map(|dump| dump.as_ref());
         boot(case, place, stop, (&console, &events), dump)
     });
+    let mut lines = None;
     let (outcome, summary, verdicts) = match catch_unwind(boot) {
         Err(_) => (failed(panics.first()), None, Vec::new()),
-        Ok(Ok((summary, verdicts))) => {
+        Ok(Ok((mut summary, verdicts, found))) => {
+            lines = found;
+            if let Some(lines) = &mut lines {
+                lines.summary(&mut summary);
+            }
             let outcome = judge(&summary, &verdicts, stop.asked());
             let is_judged = judged::is_judged(summary.guest.end, stop.asked());
             let verdicts = if is_judged { verdicts } else { Vec::new() };
@@ -115,13 +121,18 @@ pub(super) fn attempt(
     };
     let dump = dump.and_then(Result::ok);
     let has_dump = dump.is_some_and(|dump| dump.settle(outcome != Outcome::Passed));
+    let mut events = events.take();
+    // The events of a case that has passed are not shown.
+    if let (Some(lines), true) = (&mut lines, outcome != Outcome::Passed) {
+        events.iter_mut().for_each(|event| lines.event(event));
+    }
     Attempt {
         outcome,
         took: began.elapsed(),
         summary,
         verdicts,
         console: console.bytes(),
-        events: events.take(),
+        events,
         has_dump,
     }
 }
@@ -132,7 +143,7 @@ fn boot(
     stop: &StopSignal,
     (console, events): (&ConsoleTail, &Arc<LastEvents>),
     dump: Option<Result<&CoreDump<'_>, &CreateError>>,
-) -> Result<(Summary, Vec<Verdict>), TestError> {
+) -> Result<(Summary, Vec<Verdict>, Option<FrameLines>), TestError> {
     let dump = match dump {
         Some(Ok(dump)) => Some(CrashDump::File(
             dump.file.writer().map_err(TestError::Core)?,
@@ -143,8 +154,15 @@ fn boot(
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
     let mut expectations = case.plan.expectations.clone();
-    replace(&mut config, &mut expectations, &guest, None, &|_| {})?;
-    let expectations = admit(&mut config, expectations, &guest.kernel);
+    let replaced = replace(&mut config, &mut expectations, &guest, None, &|_| {})?;
+    for note in &replaced.notes {
+        let text = format!("{}: {note}", case.name);
+        say(format_args!("hyprobe: {}", printable(&text)));
+    }
+    let kernel = &guest.kernel;
+    let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
+    let lines = replaced.info;
+    let lines = lines.map(|info| FrameLines::new(info, kernel.symbols().clone()));
     guest.check(&config)?;
     let judged = Judged::new(expectations, stop.clone());
     let ends = Ends {
@@ -156,7 +174,7 @@ fn boot(
     };
     let summary = place.clone().run(&config, guest, ends, &|_| {})?;
     let verdicts = judged.finish(&summary);
-    Ok((summary, verdicts))
+    Ok((summary, verdicts, lines))
 }
 
 /// The outcome of a failure of hyprobe, for the reason `why`.

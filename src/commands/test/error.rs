@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::exit::{Exit, Failure};
 use crate::run::guest::GuestError;
 use crate::run::identity::IdentityError;
+use crate::run::judged::AdmitError;
 use crate::run::place::PlaceError;
 use crate::sandbox::SandboxError;
 use crate::source_lines::SourceLinesError;
@@ -46,6 +47,9 @@ pub(crate) enum TestError {
     /// Source lines and inlined copies.
     #[error(transparent)]
     SourceLines(#[from] SourceLinesError),
+    /// The probes of the expectations.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
     /// `--user` or `--chroot`.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -91,6 +95,7 @@ impl Failure for TestError {
             Self::Manifests { exit, .. } => *exit,
             Self::Guest(error) => error.exit(),
             Self::SourceLines(error) => error.exit(),
+            Self::Admit(error) => error.exit(),
             Self::Identity(error) => error.exit(),
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
@@ -111,6 +116,7 @@ impl Failure for TestError {
         match self {
             Self::Guest(error) => error.help(),
             Self::SourceLines(error) => error.help(),
+            Self::Admit(error) => error.help(),
             Self::Identity(error) => error.help(),
             Self::Sandbox(error) => error.help(),
             _ => None,

@@ -5,6 +5,7 @@ use events::{GuestSummary, Note};
 use manifest::GuestEnd;
 
 use super::*;
+use crate::report::frame_lines::tests::{Fixture, summary_at};
 
 /// A place to write to that can be looked at, and that can be closed or full after some bytes.
 #[derive(Clone, Default)]
@@ -89,6 +90,31 @@ fn end_after(dropped: u64, refused_events: u64) -> Message {
             console_bytes: 0,
         },
     }
+}
+
+#[test]
+fn summary_has_the_source_lines_of_its_stacks() {
+    let fixture = Fixture::build();
+    let summary = Box::new(summary_at(&fixture.frame()));
+    let (sender, receiver) = crossbeam_channel::unbounded();
+    let end = Message::End {
+        summary: Some(summary),
+        refused: Refused::default(),
+    };
+    sender.send(end).expect("send");
+    let paper = Paper::default();
+    let writer = Writer {
+        format: EventFormat::Json,
+        events: paper.stream(),
+        console: ConsoleTarget::Nowhere,
+        table: None,
+        frame_lines: Some(fixture.lines),
+        progress: Progress::hidden(),
+        stop: StopSignal::default(),
+    };
+    assert!(writer.run(&receiver).is_empty());
+    let text = paper.text();
+    assert!(text.contains(r#""source":{"file":"console.c""#), "{text}");
 }
 
 struct Outcome {
