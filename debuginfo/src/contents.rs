@@ -7,7 +7,7 @@ use crate::elf::ElfParts;
 use crate::error::{LookupError, OpenError};
 use crate::names::Names;
 use crate::reader;
-use crate::unit_lines::UnitLines;
+use crate::unit_frames::UnitFrames;
 use crate::units::{self, UnitList};
 
 /// The sections of a file, and the list of its units.
@@ -36,11 +36,11 @@ impl Contents {
         &self,
         index: usize,
         budget: &mut Budget,
-    ) -> Result<UnitLines, LookupError> {
+    ) -> Result<UnitFrames, LookupError> {
         let dwarf = reader::borrow(&self.parts.sections);
         let unit = units::open(&dwarf, &self.list.units[index])?;
         let mut names = Names::new(&dwarf, &self.list.units);
-        UnitLines::decode(unit.unit_ref(&dwarf), &mut names, budget)
+        UnitFrames::decode(unit.unit_ref(&dwarf), &mut names, budget)
     }
 
     /// A path relative to the directory of the sources, if it is there.

@@ -9,8 +9,7 @@ use introspect::{BuildId, SymbolTable};
 
 use crate::contents::Contents;
 use crate::error::{InlinedError, LineError, LookupError, OpenError};
-use crate::scopes;
-use crate::unit_lines::UnitLines;
+use crate::unit_frames::UnitFrames;
 use crate::{inlined, line_addresses};
 
 /// The decoded units that are kept. A stack of a kernel goes through fewer.
@@ -31,7 +30,7 @@ pub struct SourceFrame {
 #[derive(Debug)]
 pub struct DebugInfo {
     contents: Contents,
-    decoded: HashMap<usize, Arc<UnitLines>>,
+    decoded: HashMap<usize, Arc<UnitFrames>>,
 }
 
 impl DebugInfo {
@@ -81,23 +80,19 @@ impl DebugInfo {
                 unit
             }
         };
-        let chain = scopes::chain(&unit.scopes, address.0);
-        let places = unit.places(&chain, address.0);
-        let frames = places.into_iter().enumerate().map(|(level, place)| {
-            let scope = chain.get(level).map(|&scope| &unit.scopes[scope]);
-            let (file, line) = place.unwrap_or_default();
-            SourceFrame {
-                function: scope.and_then(|scope| scope.name.clone()),
-                file: unit.files.get(&file).map(|path| self.contents.shown(path)),
-                line,
-            }
+        let frames = unit.at(address.0, &mut self.contents.budget())?;
+        let frames = frames.into_iter().map(|frame| SourceFrame {
+            function: frame.function.map(str::to_owned),
+            file: frame.path.map(|path| self.contents.shown(path)),
+            line: frame.line,
         });
         let known = |frame: &SourceFrame| frame.function.is_some() || frame.file.is_some();
         Ok(frames.filter(known).collect())
     }
 
     /// The link-time addresses at which the code of line `line` begins, in ascending order. `file` is the end of a path, in whole
-    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement.
+    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement; if
+    /// no statement begins there, the lowest instruction of the line; if the line only calls inlined functions, the first of a copy.
     ///
     /// # Errors
     ///

@@ -19,10 +19,14 @@ pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, Inli
         let unit = units::open(&dwarf, index)?;
         // Names of one unit are seldom those of another.
         let mut names = Names::new(&dwarf, list);
-        scopes::visit(unit.unit_ref(&dwarf), &mut names, &mut budget, |scope| {
-            if scope.call.is_some() && scope.name.as_deref() == Some(function) {
+        let unit = unit.unit_ref(&dwarf);
+        scopes::visit(unit, &mut budget, |scope, attributes, budget| {
+            if scope.call.is_some()
+                && names.of_entry(unit, attributes, budget)?.as_deref() == Some(function)
+            {
                 found.insert(Gva(scope.entry));
             }
+            Ok(())
         })?;
     }
     if found.is_empty() {
