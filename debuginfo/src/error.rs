@@ -31,6 +31,11 @@ pub enum OpenError {
         /// The missing section.
         section: &'static str,
     },
+    /// The compiler has put the functions of a unit into another file.
+    #[error(
+        "its functions are in other files (split DWARF), which hyprobe does not read: build the kernel without CONFIG_DEBUG_INFO_SPLIT"
+    )]
+    Split,
     /// The debug information is too large.
     #[error("its debug information has more than {max} bytes")]
     TooLarge {

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use gimli::{DebugInfoOffset, Dwarf, Unit};
+use gimli::{Attribute, DebugInfoOffset, Dwarf, Unit};
 
 use crate::budget::Budget;
-use crate::error::LookupError;
+use crate::error::{LookupError, OpenError};
 use crate::reader::{Slice, damaged};
 use crate::{paths, ranges};
 
@@ -42,10 +42,7 @@ pub(crate) struct UnitList {
 }
 
 /// Reads the header and the root entry of each unit.
-pub(crate) fn index(
-    dwarf: &Dwarf<Slice<'_>>,
-    budget: &mut Budget,
-) -> Result<UnitList, LookupError> {
+pub(crate) fn index(dwarf: &Dwarf<Slice<'_>>, budget: &mut Budget) -> Result<UnitList, OpenError> {
     let mut units = Vec::new();
     let mut root: Option<String> = None;
     let mut roots = BTreeSet::new();
@@ -60,10 +57,12 @@ pub(crate) fn index(
         let unit = dwarf.unit(header).map_err(&failed)?;
         let unit = unit.unit_ref(dwarf);
         let mut entries = unit.entries();
-        let found = match entries.next_dfs().map_err(&failed)? {
-            Some(entry) => ranges::of_entry(unit, entry.attrs(), budget, &failed)?,
-            None => Vec::new(),
-        };
+        let root_entry = entries.next_dfs().map_err(&failed)?;
+        let attributes = root_entry.map_or(&[][..], |entry| entry.attrs());
+        if unit.dwo_id.is_some() || attributes.iter().any(names_other_file) {
+            return Err(OpenError::Split);
+        }
+        let found = ranges::of_entry(unit, attributes, budget, &failed)?;
         // Units of types and data alone say nothing of where the code's sources are.
         if !found.is_empty()
             && let Some(path) = paths::of_unit(unit, budget)?
@@ -88,6 +87,14 @@ pub(crate) fn index(
     // A directory may be within another.
     roots.sort_by_key(|root| std::cmp::Reverse(root.len()));
     Ok(UnitList { units, roots })
+}
+
+/// Whether `attribute` of a unit says that the unit's functions are in another file.
+fn names_other_file(attribute: &Attribute<Slice<'_>>) -> bool {
+    matches!(
+        attribute.name(),
+        gimli::DW_AT_dwo_name | gimli::DW_AT_GNU_dwo_name
+    )
 }
 
 /// Reads the unit again.

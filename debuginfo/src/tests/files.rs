@@ -39,3 +39,12 @@ fn wrong_files_are_refused_with_what_they_are() {
     let object = Program::compile(&["-r", "-Wl,--build-id=none"]);
     assert!(matches!(refused(&object.path()), OpenError::Relocatable));
 }
+
+#[test]
+fn file_with_functions_in_other_files_is_refused() {
+    for version in ["-gdwarf-4", "-gdwarf-5"] {
+        let program = Program::compile(&[version, "-gsplit-dwarf"]);
+        let error = DebugInfo::open(&program.path()).expect_err("refused");
+        assert!(matches!(error, OpenError::Split), "{version}: {error}");
+    }
+}
