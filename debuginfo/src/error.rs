@@ -37,7 +37,7 @@ pub enum OpenError {
     )]
     Split,
     /// The debug information is too large.
-    #[error("its debug information has more than {max} bytes")]
+    #[error("its debug information and symbols have more than {max} bytes")]
     TooLarge {
         /// The maximum number of bytes.
         max: u64,

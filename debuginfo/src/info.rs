@@ -1,19 +1,17 @@
 //! A file with debug information, and the lines of an address.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use address::Gva;
 use introspect::{BuildId, SymbolTable};
 
 use crate::contents::Contents;
 use crate::error::{InlinedError, LineError, LookupError, OpenError};
-use crate::unit_frames::UnitFrames;
+use crate::unit_cache::UnitCache;
 use crate::{inlined, line_addresses};
 
-/// The decoded units that are kept. A stack of a kernel goes through fewer.
-const MAX_DECODED: usize = 128;
+/// More inlined functions at one address are left out, as only a damaged file has.
+const MAX_FRAMES: usize = 1024;
 
 /// A line of a source file, with the function around.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub struct SourceFrame {
 #[derive(Debug)]
 pub struct DebugInfo {
     contents: Contents,
-    decoded: HashMap<usize, Arc<UnitFrames>>,
+    decoded: UnitCache,
 }
 
 impl DebugInfo {
@@ -40,10 +38,9 @@ impl DebugInfo {
     ///
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        Ok(Self {
-            contents: Contents::read(path)?,
-            decoded: HashMap::new(),
-        })
+        let contents = Contents::read(path)?;
+        let decoded = UnitCache::new(&contents);
+        Ok(Self { contents, decoded })
     }
 
     /// The build-id of the kernel that the file belongs to.
@@ -69,17 +66,7 @@ impl DebugInfo {
         let Some(index) = (0..self.contents.list.units.len()).find(holds) else {
             return Ok(Vec::new());
         };
-        let unit = match self.decoded.get(&index) {
-            Some(unit) => Arc::clone(unit),
-            None => {
-                let unit = Arc::new(self.contents.decode(index, &mut self.contents.budget())?);
-                if self.decoded.len() >= MAX_DECODED {
-                    self.decoded.clear();
-                }
-                self.decoded.insert(index, Arc::clone(&unit));
-                unit
-            }
-        };
+        let unit = self.decoded.unit(index, &self.contents)?;
         let frames = unit.at(address.0, &mut self.contents.budget())?;
         let frames = frames.into_iter().map(|frame| SourceFrame {
             function: frame.function.map(str::to_owned),
@@ -87,7 +74,7 @@ impl DebugInfo {
             line: frame.line,
         });
         let known = |frame: &SourceFrame| frame.function.is_some() || frame.file.is_some();
-        Ok(frames.filter(known).collect())
+        Ok(frames.filter(known).take(MAX_FRAMES).collect())
     }
 
     /// The link-time addresses at which the code of line `line` begins, in ascending order. `file` is the end of a path, in whole

@@ -34,8 +34,10 @@ mod section;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
+mod unit_cache;
 mod unit_frames;
 mod unit_lines;
+mod unit_reader;
 mod units;
 
 pub use error::{InlinedError, LineError, LookupError, OpenError};

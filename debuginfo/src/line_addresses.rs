@@ -10,7 +10,7 @@ use crate::contents::Contents;
 use crate::error::{LineError, LookupError};
 use crate::reader::Slice;
 use crate::unit_lines::UnitLines;
-use crate::{paths, reader, scopes, units};
+use crate::{paths, scopes};
 
 /// The most files in an error.
 const MAX_FILES: usize = 8;
@@ -53,10 +53,10 @@ pub(crate) fn find(contents: &Contents, file: &str, line: u64) -> Result<Vec<Gva
         places: BTreeMap::new(),
         next: None,
     };
-    let dwarf = reader::borrow(&contents.parts.sections);
+    let reader = contents.reader();
     for unit in &contents.list.units {
-        let unit = units::open(&dwarf, unit)?;
-        search.unit(unit.unit_ref(&dwarf), &mut budget)?;
+        let unit = reader.open(unit.offset, &mut budget)?;
+        search.unit(reader.unit_ref(&unit), &mut budget)?;
     }
     search.answer(contents)
 }

@@ -2,34 +2,40 @@
 
 use std::collections::HashMap;
 
-use gimli::{Attribute, AttributeValue, Dwarf, Unit, UnitOffset, UnitRef};
+use gimli::{Attribute, AttributeValue, Unit, UnitOffset, UnitRef};
 
 use crate::budget::Budget;
 use crate::error::LookupError;
 use crate::reader::{Slice, damaged, offset_of};
+use crate::unit_reader::UnitReader;
 use crate::units::{self, UnitIndex};
 
 /// An inlined copy refers to the abstract function, which may refer to a declaration.
 const MAX_REFERENCES: usize = 8;
 /// Longer names are cut.
 const MAX_NAME_BYTES: usize = 1024;
+/// The most steps of opening the kept units, a measure of their memory: a step is a byte of a table, for which gimli needs 25 bytes or more.
+const MAX_OTHERS_STEPS: u64 = 8 << 20;
 
 /// Follows references to names. The units of a kernel that is optimised as a whole refer to each other.
 pub(crate) struct Names<'d, 'a> {
-    dwarf: &'d Dwarf<Slice<'a>>,
+    reader: &'d UnitReader<'a>,
     units: &'d [UnitIndex],
-    /// Units other than the own, by their offset.
+    /// Units other than the own, by their index.
     others: HashMap<usize, Unit<Slice<'a>>>,
+    /// The steps of opening the others.
+    others_steps: u64,
     /// By the offset of the entry in `.debug_info`.
     known: HashMap<usize, Option<String>>,
 }
 
 impl<'d, 'a> Names<'d, 'a> {
-    pub(crate) fn new(dwarf: &'d Dwarf<Slice<'a>>, units: &'d [UnitIndex]) -> Self {
+    pub(crate) fn new(reader: &'d UnitReader<'a>, units: &'d [UnitIndex]) -> Self {
         Self {
-            dwarf,
+            reader,
             units,
             others: HashMap::new(),
+            others_steps: 0,
             known: HashMap::new(),
         }
     }
@@ -88,13 +94,19 @@ impl<'d, 'a> Names<'d, 'a> {
         let Some(index) = units::with_entry(self.units, offset) else {
             return Ok(Step::Nameless);
         };
-        let other = match self.others.entry(index) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(units::open(self.dwarf, &self.units[index])?)
+        if !self.others.contains_key(&index) {
+            let before = *budget;
+            let other = self.reader.open(self.units[index].offset, budget)?;
+            let steps = before.since(*budget);
+            if self.others_steps + steps > MAX_OTHERS_STEPS {
+                self.others.clear();
+                self.others_steps = 0;
             }
-        };
-        entry_at(other.unit_ref(self.dwarf), offset, budget)
+            self.others_steps += steps;
+            self.others.insert(index, other);
+        }
+        let other = self.reader.unit_ref(&self.others[&index]);
+        entry_at(other, offset, budget)
     }
 }
 

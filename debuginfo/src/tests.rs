@@ -1,3 +1,4 @@
+mod bounds;
 mod copies;
 mod damage;
 mod files;
