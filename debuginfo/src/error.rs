@@ -124,4 +124,15 @@ pub enum InlinedError {
         /// The function of the request.
         function: String,
     },
+    /// Several inlined functions have the name.
+    #[error(
+        "several inlined functions have the name `{function}`: {}; give a line in the body of one of them instead of the name",
+        .declarations.join(", ")
+    )]
+    Ambiguous {
+        /// The function of the request.
+        function: String,
+        /// `file:line` of the declarations, at most a few.
+        declarations: Vec<String>,
+    },
 }

@@ -1,6 +1,7 @@
 //! A decoded unit with the names of its functions and files, for the lines of addresses.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use gimli::UnitRef;
 
@@ -17,7 +18,7 @@ use crate::unit_lines::UnitLines;
 pub(crate) struct UnitFrames {
     lines: UnitLines,
     /// Of each scope.
-    functions: Vec<Option<String>>,
+    functions: Vec<Option<Arc<str>>>,
     /// The paths of the files that scopes and rows name.
     files: HashMap<u64, String>,
 }
@@ -39,7 +40,8 @@ impl UnitFrames {
     ) -> Result<Self, LookupError> {
         let mut functions = Vec::new();
         let lines = UnitLines::decode(unit, budget, |attributes, budget| {
-            functions.push(names.of_entry(unit, attributes, budget)?);
+            let name = names.of_entry(unit, attributes, budget)?;
+            functions.push(name.map(|name| name.text));
             Ok(())
         })?;
         let mut files = HashMap::new();

@@ -20,3 +20,51 @@ fn inlined_line_has_one_address_in_each_function_around() {
         }
     }
 }
+
+#[test]
+fn copies_of_different_functions_of_one_name_are_refused_with_the_declarations() {
+    const A_C: &str = "\
+volatile int sink;
+static inline __attribute__((always_inline)) void leaf(int n) { sink = n; }
+__attribute__((noinline)) void one(int n) { leaf(n); }
+void two(int);
+void begin(void) { one(1); two(2); }
+";
+    const B_C: &str = "\
+extern volatile int sink;
+
+static inline __attribute__((always_inline)) int leaf(int n) { sink = 3 * n; return n; }
+void two(int n) { sink = leaf(n); }
+";
+    for version in ["-gdwarf-4", "-gdwarf-5"] {
+        let info = open(&Program::of_sources(
+            &[("a.c", A_C), ("sub/b.c", B_C)],
+            &[version],
+        ));
+        let error = info.inlined_copies("leaf").expect_err("two functions");
+        let expected = "several inlined functions have the name `leaf`: a.c:2, sub/b.c:3; ";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        assert_eq!(info.addresses_of_line("a.c", 2).expect("a line").len(), 1);
+    }
+}
+
+#[test]
+fn copies_of_a_function_in_a_header_are_those_of_one_function() {
+    const HEADER: &str = "\
+extern volatile int sink;
+static inline __attribute__((always_inline)) void leaf(int n) { sink = n; }
+";
+    const A_C: &str = "\
+#include \"leaf.h\"
+volatile int sink;
+void two(int);
+void begin(void) { leaf(1); two(2); }
+";
+    const B_C: &str = "\
+#include \"../leaf.h\"
+void two(int n) { leaf(n); }
+";
+    let sources = [("leaf.h", HEADER), ("a.c", A_C), ("sub/b.c", B_C)];
+    let info = open(&Program::of_sources(&sources, &[]));
+    assert_eq!(info.inlined_copies("leaf").expect("copies").len(), 2);
+}
