@@ -78,6 +78,9 @@ impl ElfParts {
         if header.e_type(LittleEndian) == elf::ET_REL {
             return Err(OpenError::Relocatable);
         }
+        if elf.section_by_name(".zdebug_info").is_some() {
+            return Err(OpenError::OldCompression);
+        }
         for id in REQUIRED {
             if elf.section_by_name(id.name()).is_none() {
                 return Err(OpenError::NoDebugInfo { section: id.name() });

@@ -31,6 +31,11 @@ pub enum OpenError {
         /// The missing section.
         section: &'static str,
     },
+    /// The debug information is compressed in a form that the compilers have given up.
+    #[error(
+        "its debug information is in sections .zdebug_*, an old form of compression: decompress them with `objcopy --decompress-debug-sections`"
+    )]
+    OldCompression,
     /// The compiler has put the functions of a unit into another file.
     #[error(
         "its functions are in other files (split DWARF), which hyprobe does not read: build the kernel without CONFIG_DEBUG_INFO_SPLIT"

@@ -58,10 +58,11 @@ pub(crate) fn visit<'a>(
             .read_attributes(specifications, &mut attributes)
             .map_err(&failed)?;
         let found = ranges::of_entry(unit, &attributes, budget, &failed)?;
-        let Some(lowest) = found.iter().map(|range| range.start).min() else {
+        let Some(first) = found.first().map(|range| range.start) else {
             continue;
         };
-        let entry = entry_address(unit, &attributes, lowest).map_err(&failed)?;
+        let lowest = found.iter().map(|range| range.start).fold(first, u64::min);
+        let entry = entry_address(unit, &attributes, first).map_err(&failed)?;
         let scope = Scope {
             entry: entry
                 .filter(|&entry| ranges::hold(&found, entry))
@@ -75,17 +76,19 @@ pub(crate) fn visit<'a>(
     Ok(())
 }
 
-/// `DW_AT_entry_pc`: an address, or a distance from the lowest.
+/// `DW_AT_entry_pc`: an address, or, since DWARF 5, a distance from the base address, which is that of the first range.
 fn entry_address<'a>(
     unit: UnitRef<'_, Slice<'a>>,
     attributes: &[Attribute<Slice<'a>>],
-    lowest: u64,
+    first: u64,
 ) -> gimli::Result<Option<u64>> {
     let named = |attribute: &&Attribute<_>| attribute.name() == gimli::DW_AT_entry_pc;
-    match attributes.iter().find(named).map(Attribute::value) {
-        None => Ok(None),
-        Some(AttributeValue::Udata(distance)) => Ok(lowest.checked_add(distance)),
-        Some(value) => unit.attr_address(value),
+    let Some(attribute) = attributes.iter().find(named) else {
+        return Ok(None);
+    };
+    match attribute.udata_value() {
+        Some(distance) => Ok(first.checked_add(distance)),
+        None => unit.attr_address(attribute.value()),
     }
 }
 

@@ -3,6 +3,7 @@ mod copies;
 mod damage;
 mod files;
 mod frames;
+mod handmade;
 mod lines;
 
 use address::Gva;

@@ -1,3 +1,6 @@
+use address::Gva;
+
+use super::handmade::{self, CODE, line_program, range, unit};
 use super::{frames, open, symbol};
 use crate::synthetic::{CALL_LINES, LEAF_LINE, Program};
 
@@ -67,4 +70,34 @@ void two(int n) { leaf(n); }
     let sources = [("leaf.h", HEADER), ("a.c", A_C), ("sub/b.c", B_C)];
     let info = open(&Program::of_sources(&sources, &[]));
     assert_eq!(info.inlined_copies("leaf").expect("copies").len(), 2);
+}
+
+#[test]
+fn entry_as_a_number_is_a_distance_from_the_first_range() {
+    // A unit with a copy of `leaf`, which has a name of its own, two ranges, and an entry.
+    let table = |form: u8| {
+        let mut table = b"\x01\x11\x01\x11\x01\0\0\x02\x1d\0\x03\x08\x55\x17\x52".to_vec();
+        table.extend([form, 0, 0, 0]);
+        table
+    };
+    let mut ranges = range(0x20, 0x30);
+    ranges.extend(range(0x10, 0x18));
+    ranges.extend(range(0, 0));
+    // DW_FORM_data1, DW_FORM_data4 and DW_FORM_udata.
+    let forms: [(u8, &[u8]); 3] = [(0x0b, &[4]), (0x06, &[4, 0, 0, 0]), (0x0f, &[4])];
+    for (form, distance) in forms {
+        let mut entries = vec![1];
+        entries.extend(CODE.to_le_bytes());
+        entries.extend(b"\x02leaf\0\0\0\0\0");
+        entries.extend(distance);
+        entries.push(0);
+        let info = handmade::open(&[
+            (".debug_info", &unit(0, &entries)),
+            (".debug_abbrev", &table(form)),
+            (".debug_ranges", &ranges),
+            (".debug_line", &line_program(&[])),
+        ]);
+        let copies = info.expect("a file").inlined_copies("leaf");
+        assert_eq!(copies.expect("a copy"), [Gva(CODE + 0x24)], "{form:#x}");
+    }
 }

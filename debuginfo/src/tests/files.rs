@@ -1,5 +1,6 @@
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use introspect::BuildId;
 
@@ -47,4 +48,18 @@ fn file_with_functions_in_other_files_is_refused() {
         let error = DebugInfo::open(&program.path()).expect_err("refused");
         assert!(matches!(error, OpenError::Split), "{version}: {error}");
     }
+}
+
+#[test]
+fn old_form_of_compression_is_named_with_the_way_out() {
+    let program = Program::compile(&[]);
+    let objcopy = |option: &str, to: &Path| {
+        let mut command = Command::new("objcopy");
+        let status = command.arg(option).arg(program.path()).arg(to).status();
+        assert!(status.expect("objcopy").success(), "{option}");
+    };
+    let compressed = program.path().with_extension("compressed");
+    objcopy("--compress-debug-sections=zlib-gnu", &compressed);
+    let error = DebugInfo::open(&compressed).expect_err("refused");
+    assert!(matches!(error, OpenError::OldCompression), "{error}");
 }
