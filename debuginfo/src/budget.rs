@@ -10,7 +10,7 @@ const MIN_STEPS: u64 = 1 << 20;
 const BYTES_PER_STEP: usize = 16;
 
 /// The steps that a look-up may still take. In a damaged file, small entries may refer to large ranges and strings again and again.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget(u64);
 
 impl Budget {
@@ -21,6 +21,11 @@ impl Budget {
                 .saturating_mul(STEPS_PER_BYTE)
                 .saturating_add(MIN_STEPS),
         )
+    }
+
+    /// The steps that were taken from this budget to get `later`.
+    pub(crate) const fn since(self, later: Self) -> u64 {
+        self.0.saturating_sub(later.0)
     }
 
     /// Takes `steps` steps.

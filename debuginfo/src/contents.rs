@@ -6,8 +6,8 @@ use crate::budget::Budget;
 use crate::elf::ElfParts;
 use crate::error::{LookupError, OpenError};
 use crate::names::Names;
-use crate::reader;
-use crate::unit_lines::UnitLines;
+use crate::unit_frames::UnitFrames;
+use crate::unit_reader::UnitReader;
 use crate::units::{self, UnitList};
 
 /// The sections of a file, and the list of its units.
@@ -22,7 +22,7 @@ impl Contents {
     pub(crate) fn read(path: &Path) -> Result<Self, OpenError> {
         let parts = ElfParts::read(path)?;
         let mut budget = Budget::of_bytes(parts.bytes);
-        let list = units::index(&reader::borrow(&parts.sections), &mut budget)?;
+        let list = units::index(&UnitReader::new(&parts.sections), &mut budget)?;
         Ok(Self { parts, list })
     }
 
@@ -31,16 +31,21 @@ impl Contents {
         Budget::of_bytes(self.parts.bytes)
     }
 
+    /// The reader of units for one look-up.
+    pub(crate) fn reader(&self) -> UnitReader<'_> {
+        UnitReader::new(&self.parts.sections)
+    }
+
     /// Decodes a unit.
     pub(crate) fn decode(
         &self,
         index: usize,
         budget: &mut Budget,
-    ) -> Result<UnitLines, LookupError> {
-        let dwarf = reader::borrow(&self.parts.sections);
-        let unit = units::open(&dwarf, &self.list.units[index])?;
-        let mut names = Names::new(&dwarf, &self.list.units);
-        UnitLines::decode(unit.unit_ref(&dwarf), &mut names, budget)
+    ) -> Result<UnitFrames, LookupError> {
+        let reader = self.reader();
+        let unit = reader.open(self.list.units[index].offset, budget)?;
+        let mut names = Names::new(&reader, &self.list.units);
+        UnitFrames::decode(reader.unit_ref(&unit), &mut names, budget)
     }
 
     /// A path relative to the directory of the sources, if it is there.

@@ -6,20 +6,24 @@ use std::path::Path;
 use address::Gva;
 use gimli::{DwarfSections, SectionId};
 use introspect::{BuildId, SymbolTable, SymbolTableBuilder};
-use object::read::elf::{ElfFile64, FileHeader as _};
+use object::elf::FileHeader64;
+use object::read::elf::{ElfFile64, FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use object::read::{ReadCache, ReadRef};
 use object::{
     LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, SectionFlags, SymbolKind,
     SymbolSection, elf,
 };
 
-use crate::error::OpenError;
+use crate::budget::Budget;
+use crate::error::{LookupError, OpenError};
 use crate::section::read_section;
 
 /// A kernel with debug information has less than 1 GiB, and with everything built in, a few.
 const MAX_FILE_BYTES: u64 = 16 << 30;
-/// The maximum of all read sections together, decompressed.
+/// The maximum of all read sections together, decompressed, with the symbols.
 const MAX_SECTIONS_BYTES: u64 = 4 << 30;
+/// The most sections or segments. A linked kernel has fewer than 100.
+const MAX_HEADERS: u32 = 1 << 16;
 
 /// The sections that look-ups read.
 const NEEDED: [SectionId; 9] = [
@@ -56,13 +60,15 @@ impl ElfParts {
         let (file, _) = files::open_regular(path, MAX_FILE_BYTES)?;
         let contents = file.try_clone().map_err(files::ReadError::from)?;
         let cache = ReadCache::new(file);
+        let symbol_bytes = symbol_bytes(&cache)?;
         let elf = ElfFile64::<LittleEndian, _>::parse(&cache).map_err(OpenError::Elf)?;
-        Self::of_elf(&elf, &contents)
+        Self::of_elf(&elf, &contents, symbol_bytes)
     }
 
     fn of_elf<'data, R: ReadRef<'data>>(
         elf: &ElfFile64<'data, LittleEndian, R>,
         contents: &File,
+        symbol_bytes: u64,
     ) -> Result<Self, OpenError> {
         let header = elf.elf_header();
         let machine = header.e_machine(LittleEndian).0;
@@ -72,12 +78,15 @@ impl ElfParts {
         if header.e_type(LittleEndian) == elf::ET_REL {
             return Err(OpenError::Relocatable);
         }
+        if elf.section_by_name(".zdebug_info").is_some() {
+            return Err(OpenError::OldCompression);
+        }
         for id in REQUIRED {
             if elf.section_by_name(id.name()).is_none() {
                 return Err(OpenError::NoDebugInfo { section: id.name() });
             }
         }
-        let mut bytes = 0;
+        let mut bytes = symbol_bytes;
         let sections = DwarfSections::load(|id| {
             let found = match elf.section_by_name(id.name()) {
                 Some(section) if NEEDED.contains(&id) => {
@@ -92,15 +101,53 @@ impl ElfParts {
         let build_id = elf.build_id().map_err(OpenError::Elf)?;
         Ok(Self {
             sections,
-            bytes,
+            bytes: bytes - symbol_bytes,
             build_id: build_id.and_then(BuildId::new),
-            symbols: code_symbols(elf),
+            symbols: code_symbols(elf, &mut Budget::of_bytes(symbol_bytes))?,
         })
     }
 }
 
+/// The size of the symbol tables with their names, and of the notes: `object` reads all of them at once. The file may be sparse.
+fn symbol_bytes<'data, R: ReadRef<'data>>(data: R) -> Result<u64, OpenError> {
+    let header = FileHeader64::<LittleEndian>::parse(data).map_err(OpenError::Elf)?;
+    let endian = header.endian().map_err(OpenError::Elf)?;
+    let sections = header.shnum(endian, data).map_err(OpenError::Elf)?;
+    let segments = header.phnum(endian, data).map_err(OpenError::Elf)?;
+    let too_large = OpenError::TooLarge {
+        max: MAX_SECTIONS_BYTES,
+    };
+    if sections.max(segments) > MAX_HEADERS {
+        return Err(too_large);
+    }
+    let sections = header.sections(endian, data).map_err(OpenError::Elf)?;
+    let segments = header.program_headers(endian, data);
+    let segments = segments.map_err(OpenError::Elf)?.iter();
+    let notes = segments.filter(|segment| segment.p_type(endian) == elf::PT_NOTE);
+    let mut bytes: u64 = notes.fold(0, |bytes, note| bytes.saturating_add(note.p_filesz(endian)));
+    for section in sections.iter() {
+        let has_names = matches!(
+            section.sh_type(endian),
+            elf::SHT_SYMTAB | elf::SHT_DYNSYM | elf::SHT_SYMTAB_SHNDX
+        );
+        if has_names || section.sh_type(endian) == elf::SHT_NOTE {
+            bytes = bytes.saturating_add(section.sh_size(endian));
+        }
+        if has_names && let Ok(names) = sections.section(section.link(endian)) {
+            bytes = bytes.saturating_add(names.sh_size(endian));
+        }
+    }
+    match bytes > MAX_SECTIONS_BYTES {
+        true => Err(too_large),
+        false => Ok(bytes),
+    }
+}
+
 /// The symbols of code in `.symtab`; empty if the file has no symbol table.
-fn code_symbols<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, LittleEndian, R>) -> SymbolTable {
+fn code_symbols<'data, R: ReadRef<'data>>(
+    elf: &ElfFile64<'data, LittleEndian, R>,
+    budget: &mut Budget,
+) -> Result<SymbolTable, LookupError> {
     let mut builder = SymbolTableBuilder::new();
     for symbol in elf.symbols() {
         let SymbolSection::Section(index) = symbol.section() else {
@@ -110,16 +157,18 @@ fn code_symbols<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, LittleEndian, R
             let flags = elf.section_by_index(index).map(|section| section.flags());
             matches!(flags, Ok(SectionFlags::Elf { sh_flags, .. }) if sh_flags & elf::SHF_EXECINSTR == elf::SHF_EXECINSTR)
         };
+        let Ok(name) = symbol.name() else {
+            continue;
+        };
+        // Names may overlap.
+        budget.spend_string(name.len())?;
         let is_listed = !matches!(symbol.kind(), SymbolKind::File | SymbolKind::Section);
         // Labels within functions, which the kernel leaves out of its own table.
-        let is_label = |name: &str| name.starts_with(".L") || name.starts_with('$');
-        if let (true, Ok(name)) = (is_listed, symbol.name())
-            && !is_label(name)
-            && is_code()
-        {
+        let is_label = name.starts_with(".L") || name.starts_with('$');
+        if is_listed && !is_label && is_code() {
             let kind = if symbol.is_local() { 't' } else { 'T' };
             builder.push(Gva(symbol.address()), kind, name);
         }
     }
-    builder.build()
+    Ok(builder.build())
 }

@@ -31,8 +31,18 @@ pub enum OpenError {
         /// The missing section.
         section: &'static str,
     },
+    /// The debug information is compressed in a form that the compilers have given up.
+    #[error(
+        "its debug information is in sections .zdebug_*, an old form of compression: decompress them with `objcopy --decompress-debug-sections`"
+    )]
+    OldCompression,
+    /// The compiler has put the functions of a unit into another file.
+    #[error(
+        "its functions are in other files (split DWARF), which hyprobe does not read: build the kernel without CONFIG_DEBUG_INFO_SPLIT"
+    )]
+    Split,
     /// The debug information is too large.
-    #[error("its debug information has more than {max} bytes")]
+    #[error("its debug information and symbols have more than {max} bytes")]
     TooLarge {
         /// The maximum number of bytes.
         max: u64,
@@ -118,5 +128,16 @@ pub enum InlinedError {
     NoCopy {
         /// The function of the request.
         function: String,
+    },
+    /// Several inlined functions have the name.
+    #[error(
+        "several inlined functions have the name `{function}`: {}; give a line in the body of one of them instead of the name",
+        .declarations.join(", ")
+    )]
+    Ambiguous {
+        /// The function of the request.
+        function: String,
+        /// `file:line` of the declarations, at most a few.
+        declarations: Vec<String>,
     },
 }

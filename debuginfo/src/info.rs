@@ -1,20 +1,17 @@
 //! A file with debug information, and the lines of an address.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use address::Gva;
 use introspect::{BuildId, SymbolTable};
 
 use crate::contents::Contents;
 use crate::error::{InlinedError, LineError, LookupError, OpenError};
-use crate::scopes;
-use crate::unit_lines::UnitLines;
+use crate::unit_cache::UnitCache;
 use crate::{inlined, line_addresses};
 
-/// The decoded units that are kept. A stack of a kernel goes through fewer.
-const MAX_DECODED: usize = 128;
+/// More inlined functions at one address are left out, as only a damaged file has.
+const MAX_FRAMES: usize = 1024;
 
 /// A line of a source file, with the function around.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +28,7 @@ pub struct SourceFrame {
 #[derive(Debug)]
 pub struct DebugInfo {
     contents: Contents,
-    decoded: HashMap<usize, Arc<UnitLines>>,
+    decoded: UnitCache,
 }
 
 impl DebugInfo {
@@ -41,10 +38,9 @@ impl DebugInfo {
     ///
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        Ok(Self {
-            contents: Contents::read(path)?,
-            decoded: HashMap::new(),
-        })
+        let contents = Contents::read(path)?;
+        let decoded = UnitCache::new(&contents);
+        Ok(Self { contents, decoded })
     }
 
     /// The build-id of the kernel that the file belongs to.
@@ -70,34 +66,20 @@ impl DebugInfo {
         let Some(index) = (0..self.contents.list.units.len()).find(holds) else {
             return Ok(Vec::new());
         };
-        let unit = match self.decoded.get(&index) {
-            Some(unit) => Arc::clone(unit),
-            None => {
-                let unit = Arc::new(self.contents.decode(index, &mut self.contents.budget())?);
-                if self.decoded.len() >= MAX_DECODED {
-                    self.decoded.clear();
-                }
-                self.decoded.insert(index, Arc::clone(&unit));
-                unit
-            }
-        };
-        let chain = scopes::chain(&unit.scopes, address.0);
-        let places = unit.places(&chain, address.0);
-        let frames = places.into_iter().enumerate().map(|(level, place)| {
-            let scope = chain.get(level).map(|&scope| &unit.scopes[scope]);
-            let (file, line) = place.unwrap_or_default();
-            SourceFrame {
-                function: scope.and_then(|scope| scope.name.clone()),
-                file: unit.files.get(&file).map(|path| self.contents.shown(path)),
-                line,
-            }
+        let unit = self.decoded.unit(index, &self.contents)?;
+        let frames = unit.at(address.0, &mut self.contents.budget())?;
+        let frames = frames.into_iter().map(|frame| SourceFrame {
+            function: frame.function.map(str::to_owned),
+            file: frame.path.map(|path| self.contents.shown(path)),
+            line: frame.line,
         });
         let known = |frame: &SourceFrame| frame.function.is_some() || frame.file.is_some();
-        Ok(frames.filter(known).collect())
+        Ok(frames.filter(known).take(MAX_FRAMES).collect())
     }
 
     /// The link-time addresses at which the code of line `line` begins, in ascending order. `file` is the end of a path, in whole
-    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement.
+    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement; if
+    /// no statement begins there, the lowest instruction of the line; if the line only calls inlined functions, the first of a copy.
     ///
     /// # Errors
     ///

@@ -7,27 +7,47 @@ use address::Gva;
 use crate::contents::Contents;
 use crate::error::InlinedError;
 use crate::names::Names;
-use crate::{reader, scopes, units};
+use crate::scopes;
+
+/// The most declarations in an error.
+const MAX_DECLARATIONS: usize = 8;
 
 /// The addresses of the inlined copies of `function`.
 pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, InlinedError> {
-    let dwarf = reader::borrow(&contents.parts.sections);
+    let reader = contents.reader();
     let list = &contents.list.units;
     let mut budget = contents.budget();
     let mut found = BTreeSet::new();
+    // Functions of different files may have one name.
+    let mut declarations = BTreeSet::new();
     for index in list {
-        let unit = units::open(&dwarf, index)?;
+        let unit = reader.open(index.offset, &mut budget)?;
         // Names of one unit are seldom those of another.
-        let mut names = Names::new(&dwarf, list);
-        scopes::visit(unit.unit_ref(&dwarf), &mut names, &mut budget, |scope| {
-            if scope.call.is_some() && scope.name.as_deref() == Some(function) {
-                found.insert(Gva(scope.entry));
+        let mut names = Names::new(&reader, list);
+        let unit = reader.unit_ref(&unit);
+        scopes::visit(unit, &mut budget, |scope, attributes, budget| {
+            if scope.call.is_none() {
+                return Ok(());
             }
+            let name = names.of_entry(unit, attributes, budget)?;
+            if let Some(name) = name.filter(|name| *name.text == *function) {
+                found.insert(Gva(scope.entry));
+                declarations.extend(names.declaration(unit, &name, budget)?);
+            }
+            Ok(())
         })?;
     }
+    let function = function.to_owned();
     if found.is_empty() {
-        let function = function.to_owned();
         return Err(InlinedError::NoCopy { function });
+    }
+    if declarations.len() > 1 {
+        let shown = declarations.iter().take(MAX_DECLARATIONS);
+        let shown = shown.map(|(path, line)| format!("{}:{line}", contents.shown(path)));
+        return Err(InlinedError::Ambiguous {
+            function,
+            declarations: shown.collect(),
+        });
     }
     Ok(found.into_iter().collect())
 }

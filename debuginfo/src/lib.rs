@@ -8,7 +8,7 @@
 //! file ── elf: the needed sections, decompressed ──▶ unit index: the addresses of each compilation unit
 //!                                                        │
 //!                              address ──▶ unit ── decode: scopes and line rows, kept ──▶ lines of the address
-//!                    file name and line ──▶ all line programs ──▶ rows ── one for each scope ──▶ addresses
+//!                    file name and line ──▶ all units with the file ──▶ rows and calls ── one for each scope ──▶ addresses
 //!                              function ──▶ all inlined scopes ──▶ addresses
 //! ```
 //!
@@ -34,7 +34,10 @@ mod section;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
+mod unit_cache;
+mod unit_frames;
 mod unit_lines;
+mod unit_reader;
 mod units;
 
 pub use error::{InlinedError, LineError, LookupError, OpenError};

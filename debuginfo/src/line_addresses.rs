@@ -9,140 +9,119 @@ use crate::budget::Budget;
 use crate::contents::Contents;
 use crate::error::{LineError, LookupError};
 use crate::reader::Slice;
-use crate::unit_lines::{UnitLines, sequences};
-use crate::{paths, reader, scopes, units};
+use crate::unit_lines::UnitLines;
+use crate::{paths, scopes};
 
 /// The most files in an error.
 const MAX_FILES: usize = 8;
 
-/// The code of the line in one unit.
-struct InUnit {
-    unit: usize,
-    addresses: Vec<u64>,
+/// Why an address is a place of the line in a scope, the best reason first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    /// A statement begins there, and the instruction belongs to the line.
+    Statement,
+    /// The instruction belongs to the line. The compiler does so where it has moved the statement's beginning before other code.
+    Instruction,
+    /// A copy begins there that is inlined in place of a call in the line: such a call may have no row.
+    Copy,
+    /// A row without an instruction of its own, because the next row has the same address: the instruction there belongs to another line, and
+    /// often to the code behind an inlined copy.
+    EmptyRow,
 }
 
-/// The rows of a line.
-#[derive(Default)]
-struct Rows {
-    /// The units that name the file.
-    units: Vec<usize>,
-    /// By path.
-    found: BTreeMap<String, Vec<InUnit>>,
+/// The best place in a scope: the lowest address with the best reason.
+type Place = (Reason, u64);
+
+/// The line of the request, and what units have of the line.
+struct Search<'r> {
+    file: &'r str,
+    line: u64,
+    is_known: bool,
+    /// The places by path.
+    places: BTreeMap<String, Vec<Place>>,
     /// The next line with code.
     next: Option<u64>,
 }
 
-/// The addresses of line `line`.
+/// The addresses of line `line`: one for each function and each inlined copy that has code of the line.
 pub(crate) fn find(contents: &Contents, file: &str, line: u64) -> Result<Vec<Gva>, LineError> {
     let mut budget = contents.budget();
-    let Rows { units, found, next } = rows(contents, file, line, &mut budget)?;
-    if units.is_empty() {
-        let file = file.to_owned();
-        return Err(LineError::NoFile { file });
-    }
-    let places = match found.is_empty() {
-        true => inlined_calls(contents, file, line, &units, &mut budget)?,
-        false => found
-            .into_iter()
-            .map(|(path, units)| {
-                let places = one_for_each_scope(contents, &path, line, units, &mut budget)?;
-                Ok((path, places))
-            })
-            .collect::<Result<_, LookupError>>()?,
+    let mut search = Search {
+        file,
+        line,
+        is_known: false,
+        places: BTreeMap::new(),
+        next: None,
     };
-    let mut places = places.into_iter();
-    match (places.next(), places.next()) {
-        (None, _) => Err(LineError::NoCode {
-            file: file.to_owned(),
-            line,
-            next,
-        }),
-        (Some((_, addresses)), None) => Ok(addresses.into_iter().collect()),
-        (Some(first), Some(second)) => {
-            let paths = [first, second].into_iter().chain(places).take(MAX_FILES);
-            Err(LineError::Ambiguous {
-                file: file.to_owned(),
-                line,
-                files: paths.map(|(path, _)| contents.shown(&path)).collect(),
-            })
-        }
+    let reader = contents.reader();
+    for unit in &contents.list.units {
+        let unit = reader.open(unit.offset, &mut budget)?;
+        search.unit(reader.unit_ref(&unit), &mut budget)?;
     }
+    search.answer(contents)
 }
 
-/// The beginnings of statements of the line, in all line programs.
-fn rows(
-    contents: &Contents,
-    file: &str,
-    line: u64,
-    budget: &mut Budget,
-) -> Result<Rows, LookupError> {
-    let dwarf = reader::borrow(&contents.parts.sections);
-    let mut rows = Rows::default();
-    for (index, unit) in contents.list.units.iter().enumerate() {
-        let unit = units::open(&dwarf, unit)?;
-        let unit = unit.unit_ref(&dwarf);
-        let files = matching_files(unit, file, budget)?;
+impl Search<'_> {
+    /// Adds the places in `unit`.
+    fn unit(
+        &mut self,
+        unit: UnitRef<'_, Slice<'_>>,
+        budget: &mut Budget,
+    ) -> Result<(), LookupError> {
+        let files = matching_files(unit, self.file, budget)?;
         if files.is_empty() {
-            continue;
+            return Ok(());
         }
-        rows.units.push(index);
-        let mut here: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        let sequences = sequences(unit, budget)?;
-        for row in sequences.iter().flat_map(|sequence| &sequence.rows) {
-            if !row.is_statement || !files.contains_key(&row.file) {
-                continue;
-            }
-            if row.line == line {
-                here.entry(row.file).or_default().push(row.address);
-            } else if row.line > line {
-                rows.next = Some(rows.next.map_or(row.line, |next| next.min(row.line)));
-            }
-        }
-        for (row_file, addresses) in here {
-            let in_path = rows.found.entry(files[&row_file].clone()).or_default();
-            in_path.push(InUnit {
-                unit: index,
-                addresses,
-            });
-        }
-    }
-    Ok(rows)
-}
-
-/// The beginnings of the copies that are inlined in place of calls in the line, by path: a line that only calls inlined functions may have no
-/// row. Of several copies in one scope, the lowest.
-fn inlined_calls(
-    contents: &Contents,
-    file: &str,
-    line: u64,
-    units: &[usize],
-    budget: &mut Budget,
-) -> Result<BTreeMap<String, BTreeSet<Gva>>, LookupError> {
-    let mut places: BTreeMap<String, BTreeSet<Gva>> = BTreeMap::new();
-    for index in units {
-        let unit = contents.decode(*index, budget)?;
-        let mut lowest: BTreeMap<(Option<usize>, &str), u64> = BTreeMap::new();
-        for (number, scope) in unit.scopes.iter().enumerate() {
-            let path = scope.call.filter(|call| call.line == line);
-            let path = path.and_then(|call| unit.files.get(&call.file));
-            let Some(path) = path.filter(|path| paths::ends_in(path, file)) else {
-                continue;
-            };
-            budget.spend(unit.scopes.len() / 8 + 1)?;
-            let chain = scopes::chain(&unit.scopes, scope.entry);
-            let around = chain.iter().position(|&inner| inner == number);
-            let around = around.and_then(|level| chain.get(level + 1).copied());
-            let least = lowest.entry((around, path)).or_insert(scope.entry);
-            *least = scope.entry.min(*least);
-        }
-        for ((_, path), address) in lowest {
-            places
+        self.is_known = true;
+        // The line needs no names.
+        let lines = UnitLines::decode(unit, budget, |_, _| Ok(()))?;
+        let in_files = lines.rows().filter(|row| files.contains_key(&row.file));
+        let later = in_files
+            .map(|row| row.line)
+            .filter(|&line| line > self.line);
+        self.next = later.chain(self.next).min();
+        for (path, places) in places(&lines, &files, self.line, budget)? {
+            self.places
                 .entry(path.to_owned())
                 .or_default()
-                .insert(Gva(address));
+                .extend(places);
+        }
+        Ok(())
+    }
+
+    fn answer(mut self, contents: &Contents) -> Result<Vec<Gva>, LineError> {
+        let file = self.file.to_owned();
+        if !self.is_known {
+            return Err(LineError::NoFile { file });
+        }
+        let is_code = |place: &Place| place.0 != Reason::EmptyRow;
+        if self.places.values().flatten().any(is_code) {
+            self.places.retain(|_, places| {
+                places.retain(is_code);
+                !places.is_empty()
+            });
+        }
+        let mut places = self.places.into_iter();
+        match (places.next(), places.next()) {
+            (None, _) => Err(LineError::NoCode {
+                file,
+                line: self.line,
+                next: self.next,
+            }),
+            (Some((_, places)), None) => {
+                let addresses: BTreeSet<Gva> = places.into_iter().map(|(_, at)| Gva(at)).collect();
+                Ok(addresses.into_iter().collect())
+            }
+            (Some(first), Some(second)) => {
+                let paths = [first, second].into_iter().chain(places).take(MAX_FILES);
+                Err(LineError::Ambiguous {
+                    file,
+                    line: self.line,
+                    files: paths.map(|(path, _)| contents.shown(&path)).collect(),
+                })
+            }
         }
     }
-    Ok(places)
 }
 
 /// The files of the unit's line program with paths that end in `suffix`, by index.
@@ -174,54 +153,128 @@ fn matching_files(
     Ok(files)
 }
 
-/// The lowest address of each scope that has the line.
-///
-/// A row without an instruction of its own, because the next row has the same address, does not count beside rows with instructions: the
-/// instruction there belongs to another line, and often to the code behind an inlined copy.
-fn one_for_each_scope(
-    contents: &Contents,
-    path: &str,
-    line: u64,
-    units: Vec<InUnit>,
-    budget: &mut Budget,
-) -> Result<BTreeSet<Gva>, LookupError> {
-    let (mut lowest, mut without_code) = (BTreeSet::new(), BTreeSet::new());
-    for InUnit { unit, addresses } in units {
-        let unit = contents.decode(unit, budget)?;
-        let mut of_scope: BTreeMap<usize, u64> = BTreeMap::new();
-        for address in addresses {
-            budget.spend(unit.scopes.len() / 8 + 1)?;
-            match scope_of(&unit, address, path, line) {
-                Some(Some(scope)) => {
-                    let least = of_scope.entry(scope).or_insert(address);
-                    *least = address.min(*least);
-                }
-                // Code of an assembler.
-                Some(None) => {
-                    lowest.insert(Gva(address));
-                }
-                None => {
-                    without_code.insert(Gva(address));
-                }
-            }
-        }
-        lowest.extend(of_scope.into_values().map(Gva));
-    }
-    Ok(match lowest.is_empty() {
-        true => without_code,
-        false => lowest,
-    })
+/// An address that may be a place.
+struct Candidate<'f> {
+    address: u64,
+    path: &'f str,
+    origin: Origin,
 }
 
-/// The scope that has the line at `address`, if a scope is there; `None` if the instruction at `address` belongs to another line. Where an
-/// inlined copy begins, the row of the call has the same address, and the call is in the scope around.
-fn scope_of(unit: &UnitLines, address: u64, path: &str, line: u64) -> Option<Option<usize>> {
-    let chain = scopes::chain(&unit.scopes, address);
-    let places = unit.places(&chain, address);
-    let level = places.iter().position(|place| {
-        place.is_some_and(|(file, at)| {
-            at == line && unit.files.get(&file).is_some_and(|known| known == path)
+/// What makes an address a candidate.
+enum Origin {
+    Row {
+        is_statement: bool,
+    },
+    /// The entry of the scope with this index, an inlined copy.
+    Copy(usize),
+}
+
+/// The places of line `line` in a unit, by path. A path may have several numbers in `files`.
+fn places<'f>(
+    unit: &UnitLines,
+    files: &'f HashMap<u64, String>,
+    line: u64,
+    budget: &mut Budget,
+) -> Result<BTreeMap<&'f str, Vec<Place>>, LookupError> {
+    let mut candidates = candidates(unit, files, line);
+    candidates.sort_by_key(|candidate| candidate.address);
+    let addresses: Vec<u64> = candidates
+        .iter()
+        .map(|candidate| candidate.address)
+        .collect();
+    let chains = scopes::chains(&unit.scopes, &addresses, budget)?;
+    let mut best: BTreeMap<(&str, Around), Place> = BTreeMap::new();
+    for (candidate, chain) in candidates.iter().zip(chains) {
+        budget.spend(1)?;
+        let line_of_file = LineOfFile {
+            unit,
+            files,
+            path: candidate.path,
+            line,
+        };
+        let (around, reason) = line_of_file.judge(candidate, &chain);
+        let place = (reason, candidate.address);
+        let known = best.entry((candidate.path, around)).or_insert(place);
+        *known = place.min(*known);
+    }
+    let mut places: BTreeMap<&str, Vec<Place>> = BTreeMap::new();
+    for ((path, _), place) in best {
+        places.entry(path).or_default().push(place);
+    }
+    Ok(places)
+}
+
+fn candidates<'f>(
+    unit: &UnitLines,
+    files: &'f HashMap<u64, String>,
+    line: u64,
+) -> Vec<Candidate<'f>> {
+    let rows = unit.rows().filter(|row| row.line == line);
+    let rows = rows.filter_map(|row| {
+        Some(Candidate {
+            address: row.address,
+            path: files.get(&row.file)?,
+            origin: Origin::Row {
+                is_statement: row.is_statement,
+            },
         })
-    })?;
-    Some(chain.get(level).copied())
+    });
+    let copies = unit.scopes.iter().enumerate();
+    let copies = copies.filter_map(|(index, scope)| {
+        let call = scope.call.filter(|call| call.line == line)?;
+        Some(Candidate {
+            address: scope.entry,
+            path: files.get(&call.file)?,
+            origin: Origin::Copy(index),
+        })
+    });
+    rows.chain(copies).collect()
+}
+
+/// The scope that has a candidate; code of an assembler has none, and each row is a place of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Around {
+    Scope(usize),
+    Address(u64),
+}
+
+/// The line of the request in one file, in a unit.
+struct LineOfFile<'a> {
+    unit: &'a UnitLines,
+    files: &'a HashMap<u64, String>,
+    path: &'a str,
+    line: u64,
+}
+
+impl LineOfFile<'_> {
+    /// The scope that has the candidate, and the reason. `chain` are the scopes at the address.
+    fn judge(&self, candidate: &Candidate<'_>, chain: &[usize]) -> (Around, Reason) {
+        let address = candidate.address;
+        let at_level = |level: usize| {
+            chain
+                .get(level)
+                .map_or(Around::Address(address), |&scope| Around::Scope(scope))
+        };
+        let is_statement = match candidate.origin {
+            Origin::Copy(copy) => {
+                let level = chain.iter().position(|&scope| scope == copy);
+                return (at_level(level.map_or(0, |level| level + 1)), Reason::Copy);
+            }
+            Origin::Row { is_statement } => is_statement,
+        };
+        // Where an inlined copy begins, the row of the call has the same address, and the call is in the scope around.
+        let places = self.unit.places(chain, address);
+        let owner = places.iter().position(|place| {
+            place.is_some_and(|(file, line)| {
+                let path = self.files.get(&file);
+                line == self.line && path.is_some_and(|path| path == self.path)
+            })
+        });
+        match owner {
+            Some(level) if is_statement => (at_level(level), Reason::Statement),
+            Some(level) => (at_level(level), Reason::Instruction),
+            // The instruction is in another scope than the line, but in the same function.
+            None => (at_level(chain.len().saturating_sub(1)), Reason::EmptyRow),
+        }
+    }
 }

@@ -1,35 +1,43 @@
 //! The names of functions, of which an inlined copy refers to the original.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use gimli::{Attribute, AttributeValue, Dwarf, Unit, UnitOffset, UnitRef};
+use gimli::{Attribute, AttributeValue, Unit, UnitOffset, UnitRef};
 
 use crate::budget::Budget;
 use crate::error::LookupError;
+use crate::paths;
 use crate::reader::{Slice, damaged, offset_of};
+use crate::unit_reader::UnitReader;
 use crate::units::{self, UnitIndex};
 
 /// An inlined copy refers to the abstract function, which may refer to a declaration.
 const MAX_REFERENCES: usize = 8;
 /// Longer names are cut.
 const MAX_NAME_BYTES: usize = 1024;
+/// The most steps of opening the kept units, a measure of their memory: a step is a byte of a table, for which gimli needs 25 bytes or more.
+const MAX_OTHERS_STEPS: u64 = 8 << 20;
 
 /// Follows references to names. The units of a kernel that is optimised as a whole refer to each other.
 pub(crate) struct Names<'d, 'a> {
-    dwarf: &'d Dwarf<Slice<'a>>,
+    reader: &'d UnitReader<'a>,
     units: &'d [UnitIndex],
-    /// Units other than the own, by their offset.
+    /// Units other than the own, by their index.
     others: HashMap<usize, Unit<Slice<'a>>>,
+    /// The steps of opening the others.
+    others_steps: u64,
     /// By the offset of the entry in `.debug_info`.
-    known: HashMap<usize, Option<String>>,
+    known: HashMap<usize, Option<Name>>,
 }
 
 impl<'d, 'a> Names<'d, 'a> {
-    pub(crate) fn new(dwarf: &'d Dwarf<Slice<'a>>, units: &'d [UnitIndex]) -> Self {
+    pub(crate) fn new(reader: &'d UnitReader<'a>, units: &'d [UnitIndex]) -> Self {
         Self {
-            dwarf,
+            reader,
             units,
             others: HashMap::new(),
+            others_steps: 0,
             known: HashMap::new(),
         }
     }
@@ -40,12 +48,42 @@ impl<'d, 'a> Names<'d, 'a> {
         unit: UnitRef<'_, Slice<'a>>,
         attributes: &[Attribute<Slice<'a>>],
         budget: &mut Budget,
-    ) -> Result<Option<String>, LookupError> {
+    ) -> Result<Option<Name>, LookupError> {
         match step(unit, attributes, budget)? {
-            Step::Name(name) => Ok(Some(name)),
+            Step::Name(text) => Ok(Some(Name { text, entry: None })),
             Step::Reference(offset) => self.at(unit, offset, budget),
             Step::Nameless => Ok(None),
         }
+    }
+
+    /// The path and the line of the function's declaration, if the entry with the name has them.
+    pub(crate) fn declaration(
+        &mut self,
+        unit: UnitRef<'_, Slice<'a>>,
+        name: &Name,
+        budget: &mut Budget,
+    ) -> Result<Option<(String, u64)>, LookupError> {
+        let Some(offset) = name.entry else {
+            return Ok(None);
+        };
+        let Some(unit) = self.unit_with(unit, offset, budget)? else {
+            return Ok(None);
+        };
+        let attributes = attributes_at(unit, offset)?;
+        budget.spend(attributes.len() + 1)?;
+        let (mut file, mut line) = (None, None);
+        for attribute in &attributes {
+            match (attribute.name(), attribute.value()) {
+                (gimli::DW_AT_decl_file, AttributeValue::FileIndex(index)) => file = Some(index),
+                (gimli::DW_AT_decl_line, _) => line = attribute.udata_value(),
+                _ => (),
+            }
+        }
+        let (Some(program), Some(file), Some(line)) = (&unit.line_program, file, line) else {
+            return Ok(None);
+        };
+        let path = paths::of_file(unit, program.header(), file, budget)?;
+        Ok(path.map(|path| (path, line)))
     }
 
     /// The name of the function with the entry at `offset` of `.debug_info`.
@@ -54,16 +92,20 @@ impl<'d, 'a> Names<'d, 'a> {
         unit: UnitRef<'_, Slice<'a>>,
         offset: usize,
         budget: &mut Budget,
-    ) -> Result<Option<String>, LookupError> {
+    ) -> Result<Option<Name>, LookupError> {
         if let Some(name) = self.known.get(&offset) {
             return Ok(name.clone());
         }
         let mut at = offset;
         let mut name = None;
         for _ in 0..MAX_REFERENCES {
-            match self.step_at(unit, at, budget)? {
-                Step::Name(found) => {
-                    name = Some(found);
+            let Some(unit) = self.unit_with(unit, at, budget)? else {
+                break;
+            };
+            match step(unit, &attributes_at(unit, at)?, budget)? {
+                Step::Name(text) => {
+                    let entry = Some(at);
+                    name = Some(Name { text, entry });
                     break;
                 }
                 Step::Reference(next) => at = next,
@@ -74,48 +116,60 @@ impl<'d, 'a> Names<'d, 'a> {
         Ok(name)
     }
 
-    fn step_at(
-        &mut self,
-        unit: UnitRef<'_, Slice<'a>>,
+    /// The unit with the entry at `offset` of `.debug_info`: `unit` or another.
+    fn unit_with<'s>(
+        &'s mut self,
+        unit: UnitRef<'s, Slice<'a>>,
         offset: usize,
         budget: &mut Budget,
-    ) -> Result<Step, LookupError> {
+    ) -> Result<Option<UnitRef<'s, Slice<'a>>>, LookupError> {
         let own = offset_of(unit);
         let end = own + unit.header.length_including_self();
         if (own..end).contains(&offset) {
-            return entry_at(unit, offset, budget);
+            return Ok(Some(unit));
         }
         let Some(index) = units::with_entry(self.units, offset) else {
-            return Ok(Step::Nameless);
+            return Ok(None);
         };
-        let other = match self.others.entry(index) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(units::open(self.dwarf, &self.units[index])?)
+        if !self.others.contains_key(&index) {
+            let before = *budget;
+            let other = self.reader.open(self.units[index].offset, budget)?;
+            let steps = before.since(*budget);
+            if self.others_steps + steps > MAX_OTHERS_STEPS {
+                self.others.clear();
+                self.others_steps = 0;
             }
-        };
-        entry_at(other.unit_ref(self.dwarf), offset, budget)
+            self.others_steps += steps;
+            self.others.insert(index, other);
+        }
+        Ok(Some(self.reader.unit_ref(&self.others[&index])))
     }
+}
+
+/// The name of a function.
+#[derive(Clone, Debug)]
+pub(crate) struct Name {
+    /// Shared: a function may have thousands of copies.
+    pub(crate) text: Arc<str>,
+    /// The offset of the entry with the name in `.debug_info`, if a copy refers to that entry.
+    entry: Option<usize>,
 }
 
 /// An entry's name, or the entry to which it refers.
 enum Step {
-    Name(String),
+    Name(Arc<str>),
     Reference(usize),
     Nameless,
 }
 
-fn entry_at(
-    unit: UnitRef<'_, Slice<'_>>,
+/// The attributes of the entry at `offset` of `.debug_info`, which is in `unit`.
+fn attributes_at<'a>(
+    unit: UnitRef<'_, Slice<'a>>,
     offset: usize,
-    budget: &mut Budget,
-) -> Result<Step, LookupError> {
-    let failed = damaged(offset_of(unit));
-    let Some(within) = offset.checked_sub(offset_of(unit)) else {
-        return Ok(Step::Nameless);
-    };
-    let entry = unit.entry(UnitOffset(within)).map_err(failed)?;
-    step(unit, entry.attrs(), budget)
+) -> Result<Vec<Attribute<Slice<'a>>>, LookupError> {
+    let within = UnitOffset(offset.saturating_sub(offset_of(unit)));
+    let entry = unit.entry(within).map_err(damaged(offset_of(unit)))?;
+    Ok(entry.attrs().to_vec())
 }
 
 fn step<'a>(
@@ -128,11 +182,11 @@ fn step<'a>(
     for attribute in attributes {
         match (attribute.name(), attribute.value()) {
             (gimli::DW_AT_name, value) => {
-                let name = crate::paths::string(unit, value)?;
+                let name = paths::string(unit, value)?;
                 budget.spend_string(name.len())?;
                 let bytes = name.slice();
                 let bytes = &bytes[..bytes.len().min(MAX_NAME_BYTES)];
-                return Ok(Step::Name(String::from_utf8_lossy(bytes).into_owned()));
+                return Ok(Step::Name(String::from_utf8_lossy(bytes).into()));
             }
             (gimli::DW_AT_abstract_origin | gimli::DW_AT_specification, value) => {
                 reference = match value {

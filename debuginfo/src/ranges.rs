@@ -22,12 +22,18 @@ pub(crate) fn of_entry<'a>(
             (gimli::DW_AT_high_pc, AttributeValue::Udata(bytes)) => size = Some(bytes),
             (gimli::DW_AT_high_pc, value) => high = unit.attr_address(value).map_err(failed)?,
             (gimli::DW_AT_ranges, value) => {
-                let Some(mut list) = unit.attr_ranges(value).map_err(failed)? else {
+                let offset = unit.attr_ranges_offset(value).map_err(failed)?;
+                let Some(offset) = offset else {
                     continue;
                 };
+                // Not each entry of a list makes a range, and many lists may share entries.
+                let mut entries = unit.raw_ranges(offset).map_err(failed)?;
+                while entries.next().map_err(failed)?.is_some() {
+                    budget.spend(1)?;
+                }
+                let mut list = unit.ranges(offset).map_err(failed)?;
                 let mut found = Vec::new();
                 while let Some(range) = list.next().map_err(failed)? {
-                    budget.spend(1)?;
                     found.extend(kept(range.begin, range.end));
                 }
                 return Ok(found);

@@ -1,16 +1,11 @@
 //! gimli's view of the sections.
 
-use gimli::{Dwarf, DwarfSections, EndianSlice, LittleEndian, UnitRef};
+use gimli::{EndianSlice, LittleEndian, UnitRef};
 
 use crate::error::LookupError;
 
 /// Bytes of a section.
 pub(crate) type Slice<'a> = EndianSlice<'a, LittleEndian>;
-
-/// The sections, as gimli reads them.
-pub(crate) fn borrow(sections: &DwarfSections<Vec<u8>>) -> Dwarf<Slice<'_>> {
-    sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian))
-}
 
 /// An error of the unit at `offset`.
 pub(crate) fn damaged(offset: usize) -> impl Fn(gimli::Error) -> LookupError {

@@ -6,7 +6,6 @@ use gimli::{Attribute, AttributeValue, UnitRef};
 
 use crate::budget::Budget;
 use crate::error::LookupError;
-use crate::names::Names;
 use crate::ranges;
 use crate::reader::{Slice, damaged, offset_of};
 
@@ -16,7 +15,6 @@ pub(crate) struct Scope {
     pub(crate) ranges: Vec<Range<u64>>,
     /// The depth of the entry in the tree: greater than the depths of the scopes around.
     pub(crate) depth: isize,
-    pub(crate) name: Option<String>,
     /// Of an inlined copy: the call.
     pub(crate) call: Option<Call>,
     /// The address of the first instruction.
@@ -31,12 +29,11 @@ pub(crate) struct Call {
     pub(crate) line: u64,
 }
 
-/// Calls `visit` for each function and inlined copy of `unit` that has code.
+/// Calls `visit` for each function and inlined copy of `unit` that has code, with the attributes of the entry.
 pub(crate) fn visit<'a>(
     unit: UnitRef<'_, Slice<'a>>,
-    names: &mut Names<'_, 'a>,
     budget: &mut Budget,
-    mut visit: impl FnMut(Scope),
+    mut visit: impl FnMut(Scope, &[Attribute<Slice<'a>>], &mut Budget) -> Result<(), LookupError>,
 ) -> Result<(), LookupError> {
     let failed = damaged(offset_of(unit));
     let mut entries = unit.entries_raw(None).map_err(&failed)?;
@@ -61,34 +58,37 @@ pub(crate) fn visit<'a>(
             .read_attributes(specifications, &mut attributes)
             .map_err(&failed)?;
         let found = ranges::of_entry(unit, &attributes, budget, &failed)?;
-        let Some(lowest) = found.iter().map(|range| range.start).min() else {
+        let Some(first) = found.first().map(|range| range.start) else {
             continue;
         };
-        let entry = entry_address(unit, &attributes, lowest).map_err(&failed)?;
-        visit(Scope {
+        let lowest = found.iter().map(|range| range.start).fold(first, u64::min);
+        let entry = entry_address(unit, &attributes, first).map_err(&failed)?;
+        let scope = Scope {
             entry: entry
                 .filter(|&entry| ranges::hold(&found, entry))
                 .unwrap_or(lowest),
             ranges: found,
             depth,
-            name: names.of_entry(unit, &attributes, budget)?,
             call: is_inlined.then(|| call(&attributes)),
-        });
+        };
+        visit(scope, &attributes, budget)?;
     }
     Ok(())
 }
 
-/// `DW_AT_entry_pc`: an address, or a distance from the lowest.
+/// `DW_AT_entry_pc`: an address, or, since DWARF 5, a distance from the base address, which is that of the first range.
 fn entry_address<'a>(
     unit: UnitRef<'_, Slice<'a>>,
     attributes: &[Attribute<Slice<'a>>],
-    lowest: u64,
+    first: u64,
 ) -> gimli::Result<Option<u64>> {
     let named = |attribute: &&Attribute<_>| attribute.name() == gimli::DW_AT_entry_pc;
-    match attributes.iter().find(named).map(Attribute::value) {
-        None => Ok(None),
-        Some(AttributeValue::Udata(distance)) => Ok(lowest.checked_add(distance)),
-        Some(value) => unit.attr_address(value),
+    let Some(attribute) = attributes.iter().find(named) else {
+        return Ok(None);
+    };
+    match attribute.udata_value() {
+        Some(distance) => Ok(first.checked_add(distance)),
+        None => unit.attr_address(attribute.value()),
     }
 }
 
@@ -106,13 +106,29 @@ fn call(attributes: &[Attribute<Slice<'_>>]) -> Call {
     }
 }
 
-/// The indices of the scopes with code at `address`: the innermost first, up to the function.
-pub(crate) fn chain(scopes: &[Scope], address: u64) -> Vec<usize> {
-    let mut chain: Vec<usize> = (0..scopes.len())
-        .filter(|&index| ranges::hold(&scopes[index].ranges, address))
-        .collect();
-    chain.sort_by_key(|&index| std::cmp::Reverse(scopes[index].depth));
-    let function = chain.iter().position(|&index| scopes[index].call.is_none());
-    chain.truncate(function.map_or(chain.len(), |function| function + 1));
-    chain
+/// For each of `addresses`, which are in ascending order, the indices of the scopes with code there: the innermost first, up to the function.
+pub(crate) fn chains(
+    scopes: &[Scope],
+    addresses: &[u64],
+    budget: &mut Budget,
+) -> Result<Vec<Vec<usize>>, LookupError> {
+    let mut chains = vec![Vec::new(); addresses.len()];
+    for (index, scope) in scopes.iter().enumerate() {
+        for range in &scope.ranges {
+            let first = addresses.partition_point(|&address| address < range.start);
+            let within = addresses[first..].partition_point(|&address| address < range.end);
+            // In a damaged file, many ranges may have the same addresses.
+            budget.spend(within)?;
+            for chain in &mut chains[first..first + within] {
+                chain.push(index);
+            }
+        }
+    }
+    for chain in &mut chains {
+        chain.dedup();
+        chain.sort_by_key(|&index| std::cmp::Reverse(scopes[index].depth));
+        let function = chain.iter().position(|&index| scopes[index].call.is_none());
+        chain.truncate(function.map_or(chain.len(), |function| function + 1));
+    }
+    Ok(chains)
 }

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 
 use object::{CompressionFormat, ObjectSection};
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 
 use crate::error::OpenError;
 
@@ -32,9 +33,8 @@ pub(crate) fn read_section<'data>(
             exactly(decoder, range.uncompressed_size).map_err(failed)
         }
         CompressionFormat::Zstandard => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new(&*stored)
-                .map_err(|error| failed(io::Error::other(error)))?;
-            exactly(decoder, range.uncompressed_size).map_err(failed)
+            let frames = ZstdFrames::new(&stored);
+            exactly(frames, range.uncompressed_size).map_err(failed)
         }
         _ => Err(failed(io::Error::other(
             "hyprobe does not know the section's compression",
@@ -76,5 +76,62 @@ fn exactly(decoder: impl Read, size: u64) -> io::Result<Vec<u8>> {
             io::ErrorKind::InvalidData,
             format!("it has not the {size} bytes that its header names"),
         )),
+    }
+}
+
+/// The output of all frames of a compressed section. Linkers compress the parts of a large section at the same time, each into a frame.
+struct ZstdFrames<'a> {
+    frame: Option<StreamingDecoder<&'a [u8], FrameDecoder>>,
+    behind: &'a [u8],
+}
+
+impl<'a> ZstdFrames<'a> {
+    const fn new(section: &'a [u8]) -> Self {
+        Self {
+            frame: None,
+            behind: section,
+        }
+    }
+
+    fn open_frame(&mut self) -> io::Result<Option<&mut StreamingDecoder<&'a [u8], FrameDecoder>>> {
+        if self.frame.is_none() && !self.behind.is_empty() {
+            let frame = StreamingDecoder::new(self.behind).map_err(io::Error::other)?;
+            self.frame = Some(frame);
+        }
+        Ok(self.frame.as_mut())
+    }
+}
+
+impl Read for ZstdFrames<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(frame) = self.open_frame()? {
+            let read = frame.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            // The end of the frame, which has at least the bytes of a header.
+            self.behind = frame.get_ref();
+            self.frame = None;
+        }
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    use super::*;
+
+    #[test]
+    fn all_frames_of_a_section_are_decompressed() {
+        let parts = [&b"one"[..], &[7; 5000], b"", b"three"];
+        let frame = |part: &&[u8]| compress_to_vec(*part, CompressionLevel::Fastest);
+        let section: Vec<u8> = parts.iter().flat_map(frame).collect();
+        let whole = parts.concat();
+        let read = exactly(ZstdFrames::new(&section), whole.len() as u64);
+        assert_eq!(read.expect("the whole"), whole);
+        let cut = ZstdFrames::new(&section[..section.len() - 3]);
+        assert!(exactly(cut, whole.len() as u64).is_err());
     }
 }

@@ -74,17 +74,29 @@ impl Program {
     /// Without a C compiler that knows the flags.
     #[must_use]
     pub fn compile(flags: &[&str]) -> Self {
-        let dir = tempfile::tempdir().expect("tempdir");
         let sources = [
             ("leaf.h", LEAF_H),
             ("a.c", A_C),
             ("sub/a.c", SUB_A_C),
             ("code.S", CODE_S),
         ];
+        Self::of_sources(&sources, flags)
+    }
+
+    /// Compiles `sources`, names with texts, with more `flags`. The first function is `begin`.
+    ///
+    /// # Panics
+    ///
+    /// If the compiler refuses the sources.
+    #[must_use]
+    pub fn of_sources(sources: &[(&str, &str)], flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("tempdir");
         fs::create_dir(dir.path().join("sub")).expect("a directory");
         for (name, text) in sources {
             fs::write(dir.path().join(name), text).expect("write");
         }
+        let units = sources.iter().map(|(name, _)| *name);
+        let units = units.filter(|name| !name.ends_with(".h"));
         let output = Command::new("gcc")
             .current_dir(dir.path())
             .args([
@@ -102,7 +114,8 @@ impl Program {
                 "-Wl,--build-id=sha1",
             ])
             .args(flags)
-            .args(["-o", "program", "a.c", "sub/a.c", "code.S"])
+            .args(["-o", "program"])
+            .args(units)
             .output()
             .expect("gcc");
         assert!(

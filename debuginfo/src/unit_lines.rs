@@ -1,13 +1,9 @@
 //! A decoded unit: its scopes, and the rows of its line program.
 
-use std::collections::HashMap;
-
-use gimli::UnitRef;
+use gimli::{Attribute, UnitRef};
 
 use crate::budget::Budget;
 use crate::error::LookupError;
-use crate::names::Names;
-use crate::paths;
 use crate::reader::{Slice, damaged, offset_of};
 use crate::scopes::{self, Scope};
 
@@ -25,60 +21,53 @@ pub(crate) struct Row {
 
 /// The rows of code in one piece.
 #[derive(Debug)]
-pub(crate) struct Sequence {
-    pub(crate) rows: Vec<Row>,
+struct Sequence {
+    start: u64,
     end: u64,
+    rows: Vec<Row>,
 }
 
-/// What look-ups need of a unit.
+/// The functions, inlined copies and rows of a unit.
 #[derive(Debug)]
 pub(crate) struct UnitLines {
     pub(crate) scopes: Vec<Scope>,
-    pub(crate) sequences: Vec<Sequence>,
-    /// The paths of the files that scopes and rows name.
-    pub(crate) files: HashMap<u64, String>,
+    /// In ascending order.
+    sequences: Vec<Sequence>,
 }
 
 impl UnitLines {
-    /// Decodes the scopes, the rows and the paths of `unit`.
+    /// Decodes the scopes and the rows of `unit`. `visit` gets the attributes of each scope's entry, in the order of the scopes.
     pub(crate) fn decode<'a>(
         unit: UnitRef<'_, Slice<'a>>,
-        names: &mut Names<'_, 'a>,
         budget: &mut Budget,
+        mut visit: impl FnMut(&[Attribute<Slice<'a>>], &mut Budget) -> Result<(), LookupError>,
     ) -> Result<Self, LookupError> {
         let mut scopes = Vec::new();
-        scopes::visit(unit, names, budget, |scope| scopes.push(scope))?;
-        let sequences = sequences(unit, budget)?;
-        let mut files = HashMap::new();
-        if let Some(program) = &unit.line_program {
-            let calls = scopes.iter().filter_map(|scope| scope.call);
-            let rows = sequences.iter().flat_map(|sequence| &sequence.rows);
-            let named = calls.map(|call| call.file).chain(rows.map(|row| row.file));
-            for index in named {
-                if !files.contains_key(&index)
-                    && let Some(path) = paths::of_file(unit, program.header(), index, budget)?
-                {
-                    files.insert(index, path);
-                }
-            }
-        }
-        Ok(Self {
-            scopes,
-            sequences,
-            files,
-        })
+        scopes::visit(unit, budget, |scope, attributes, budget| {
+            scopes.push(scope);
+            visit(attributes, budget)
+        })?;
+        let mut sequences = sequences(unit, budget)?;
+        sequences.sort_by_key(|sequence| sequence.start);
+        Ok(Self { scopes, sequences })
     }
 
-    /// The row of the code at `address`.
-    pub(crate) fn row_at(&self, address: u64) -> Option<Row> {
-        self.sequences.iter().find_map(|sequence| {
-            let first = sequence.rows.first()?.address;
-            if !(first..sequence.end).contains(&address) {
-                return None;
-            }
-            let behind = sequence.rows.partition_point(|row| row.address <= address);
-            sequence.rows[..behind].last().copied()
-        })
+    /// All rows, without those of code that the linker has discarded.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.sequences.iter().flat_map(|sequence| &sequence.rows)
+    }
+
+    /// The row of the code at `address`: of several rows with the address of the instruction, the last.
+    fn row_at(&self, address: u64) -> Option<Row> {
+        let behind = self
+            .sequences
+            .partition_point(|sequence| sequence.start <= address);
+        let sequence = self.sequences[..behind].last()?;
+        if address >= sequence.end {
+            return None;
+        }
+        let behind = sequence.rows.partition_point(|row| row.address <= address);
+        sequence.rows[..behind].last().copied()
     }
 
     /// File index and line of each scope of `chain` at `address`, which is within the innermost: of the code itself, then of the calls.
@@ -93,27 +82,27 @@ impl UnitLines {
     }
 }
 
-/// The rows of the unit's line program, without those of code that the linker has discarded.
-pub(crate) fn sequences(
+fn sequences(
     unit: UnitRef<'_, Slice<'_>>,
     budget: &mut Budget,
 ) -> Result<Vec<Sequence>, LookupError> {
     let Some(program) = unit.line_program.clone() else {
         return Ok(Vec::new());
     };
+    // Several units may have the same program, and not each instruction makes a row.
+    budget.spend(program.header().raw_program_buf().len())?;
     let mut sequences = Vec::new();
     let mut rows: Vec<Row> = Vec::new();
     let mut steps = program.rows();
     while let Some((_, row)) = steps.next_row().map_err(damaged(offset_of(unit)))? {
-        budget.spend(1)?;
         if row.end_sequence() {
             let rows = std::mem::take(&mut rows);
             let end = row.address();
-            if rows
-                .first()
-                .is_some_and(|first| 0 < first.address && first.address < end)
+            if let Some(start) = rows.first().map(|first| first.address)
+                && 0 < start
+                && start < end
             {
-                sequences.push(Sequence { rows, end });
+                sequences.push(Sequence { start, end, rows });
             }
             continue;
         }

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use gimli::{DebugInfoOffset, Dwarf, Unit};
+use gimli::{Attribute, DebugInfoOffset};
 
 use crate::budget::Budget;
-use crate::error::LookupError;
+use crate::error::OpenError;
 use crate::reader::{Slice, damaged};
+use crate::unit_reader::UnitReader;
 use crate::{paths, ranges};
 
 /// Sources of every kernel, in C and for the assembler: the paths of the two may begin at different directories, and the sources of some
@@ -20,7 +21,7 @@ const MAX_ROOTS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct UnitIndex {
     /// The offset of the unit's header in `.debug_info`.
-    offset: usize,
+    pub(crate) offset: usize,
     /// The addresses of the unit's code.
     ranges: Vec<Range<u64>>,
 }
@@ -42,14 +43,11 @@ pub(crate) struct UnitList {
 }
 
 /// Reads the header and the root entry of each unit.
-pub(crate) fn index(
-    dwarf: &Dwarf<Slice<'_>>,
-    budget: &mut Budget,
-) -> Result<UnitList, LookupError> {
+pub(crate) fn index(reader: &UnitReader<'_>, budget: &mut Budget) -> Result<UnitList, OpenError> {
     let mut units = Vec::new();
     let mut root: Option<String> = None;
     let mut roots = BTreeSet::new();
-    let mut headers = dwarf.units();
+    let mut headers = reader.dwarf().units();
     let mut next = 0;
     while let Some(header) = headers.next().map_err(damaged(next))? {
         let Some(DebugInfoOffset(offset)) = header.debug_info_offset() else {
@@ -57,13 +55,15 @@ pub(crate) fn index(
         };
         next = offset + header.length_including_self();
         let failed = damaged(offset);
-        let unit = dwarf.unit(header).map_err(&failed)?;
-        let unit = unit.unit_ref(dwarf);
+        let unit = reader.open_header(header, budget)?;
+        let unit = reader.unit_ref(&unit);
         let mut entries = unit.entries();
-        let found = match entries.next_dfs().map_err(&failed)? {
-            Some(entry) => ranges::of_entry(unit, entry.attrs(), budget, &failed)?,
-            None => Vec::new(),
-        };
+        let root_entry = entries.next_dfs().map_err(&failed)?;
+        let attributes = root_entry.map_or(&[][..], |entry| entry.attrs());
+        if unit.dwo_id.is_some() || attributes.iter().any(names_other_file) {
+            return Err(OpenError::Split);
+        }
+        let found = ranges::of_entry(unit, attributes, budget, &failed)?;
         // Units of types and data alone say nothing of where the code's sources are.
         if !found.is_empty()
             && let Some(path) = paths::of_unit(unit, budget)?
@@ -90,15 +90,12 @@ pub(crate) fn index(
     Ok(UnitList { units, roots })
 }
 
-/// Reads the unit again.
-pub(crate) fn open<'a>(
-    dwarf: &Dwarf<Slice<'a>>,
-    index: &UnitIndex,
-) -> Result<Unit<Slice<'a>>, LookupError> {
-    let header = dwarf
-        .unit_header(DebugInfoOffset(index.offset))
-        .map_err(damaged(index.offset))?;
-    dwarf.unit(header).map_err(damaged(index.offset))
+/// Whether `attribute` of a unit says that the unit's functions are in another file.
+fn names_other_file(attribute: &Attribute<Slice<'_>>) -> bool {
+    matches!(
+        attribute.name(),
+        gimli::DW_AT_dwo_name | gimli::DW_AT_GNU_dwo_name
+    )
 }
 
 /// The index of the unit with the entry at `offset` of `.debug_info`.
