@@ -8,8 +8,8 @@ use crate::contents::Contents;
 use crate::error::LookupError;
 use crate::unit_frames::UnitFrames;
 
-/// The most steps of decoding the kept units, a measure of their memory: a step is a row of 32 bytes, or less. Decoding a unit of a kernel
-/// takes 50 000, and a stack goes through fewer than 50 units.
+/// The most steps of decoding the kept units, a measure of their memory: a step is a row of 32 bytes, or less. A unit of Debian's kernels takes
+/// 20 000 steps, the largest 220 000, and a stack goes through fewer than 50 units.
 const MAX_KEPT_STEPS: u64 = 8 << 20;
 
 /// The latest units, and the units that cannot be decoded.
