@@ -131,7 +131,7 @@ pub enum InlinedError {
     },
     /// Several inlined functions have the name.
     #[error(
-        "several inlined functions have the name `{function}`: {}; give a line in the body of one of them instead of the name",
+        "several inlined functions have the name `{function}`: {}",
         .declarations.join(", ")
     )]
     Ambiguous {

@@ -87,6 +87,10 @@ impl Failure for SiteError {
                 source: LineError::Ambiguous { .. },
                 ..
             } => Some("write more of the path".to_owned()),
+            Self::Inlined {
+                source: InlinedError::Ambiguous { .. },
+                ..
+            } => Some("write a line in the body of one of them: kprobe:FILE:LINE".to_owned()),
             Self::Inlined { spec, .. } => {
                 let function = spec.strip_suffix(":inlined").unwrap_or(spec);
                 Some(format!("write {function} for the function itself"))
