@@ -20,17 +20,32 @@ const MAX_FILES: usize = 8;
 enum Reason {
     /// A statement begins there, and the instruction belongs to the line.
     Statement,
-    /// The instruction belongs to the line. The compiler does so where it has moved the statement's beginning before other code.
-    Instruction,
     /// A copy begins there that is inlined in place of a call in the line: such a call may have no row.
     Copy,
+    /// The instruction belongs to the line. The compiler does so where it has moved the statement's beginning before other code.
+    Instruction,
     /// A row without an instruction of its own, because the next row has the same address: the instruction there belongs to another line, and
     /// often to the code behind an inlined copy.
     EmptyRow,
 }
 
-/// The best place in a scope: the lowest address with the best reason.
-type Place = (Reason, u64);
+/// A place in a scope.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    reason: Reason,
+    /// The number of the scope's range.
+    range: usize,
+    address: u64,
+}
+
+impl Place {
+    /// Least for the best place of a scope. The ranges come before the reasons: seldom executed code is in a later range, and most executions
+    /// of the line do not come there.
+    fn rank(self) -> (bool, usize, Reason, u64) {
+        let is_empty = self.reason == Reason::EmptyRow;
+        (is_empty, self.range, self.reason, self.address)
+    }
+}
 
 /// The line of the request, and what units have of the line.
 struct Search<'r> {
@@ -94,7 +109,7 @@ impl Search<'_> {
         if !self.is_known {
             return Err(LineError::NoFile { file });
         }
-        let is_code = |place: &Place| place.0 != Reason::EmptyRow;
+        let is_code = |place: &Place| place.reason != Reason::EmptyRow;
         if self.places.values().flatten().any(is_code) {
             self.places.retain(|_, places| {
                 places.retain(is_code);
@@ -109,7 +124,8 @@ impl Search<'_> {
                 next: self.next,
             }),
             (Some((_, places)), None) => {
-                let addresses: BTreeSet<Gva> = places.into_iter().map(|(_, at)| Gva(at)).collect();
+                let addresses: BTreeSet<Gva> =
+                    places.into_iter().map(|place| Gva(place.address)).collect();
                 Ok(addresses.into_iter().collect())
             }
             (Some(first), Some(second)) => {
@@ -185,7 +201,7 @@ fn places<'f>(
     let chains = scopes::chains(&unit.scopes, &addresses, budget)?;
     let mut best: BTreeMap<(&str, Around), Place> = BTreeMap::new();
     for (candidate, chain) in candidates.iter().zip(chains) {
-        budget.spend(1)?;
+        budget.spend_string(candidate.path.len())?;
         let line_of_file = LineOfFile {
             unit,
             files,
@@ -193,9 +209,18 @@ fn places<'f>(
             line,
         };
         let (around, reason) = line_of_file.judge(candidate, &chain);
-        let place = (reason, candidate.address);
+        let place = Place {
+            reason,
+            range: match around {
+                Around::Scope(scope) => unit.scopes[scope].range_of(candidate.address),
+                Around::Address(_) => 0,
+            },
+            address: candidate.address,
+        };
         let known = best.entry((candidate.path, around)).or_insert(place);
-        *known = place.min(*known);
+        if place.rank() < known.rank() {
+            *known = place;
+        }
     }
     let mut places: BTreeMap<&str, Vec<Place>> = BTreeMap::new();
     for ((path, _), place) in best {

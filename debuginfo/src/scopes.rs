@@ -12,6 +12,7 @@ use crate::reader::{Slice, damaged, offset_of};
 /// The code of a function, or of an inlined copy within another scope.
 #[derive(Debug)]
 pub(crate) struct Scope {
+    /// In the compiler's order: code that is seldom executed comes last.
     pub(crate) ranges: Vec<Range<u64>>,
     /// The depth of the entry in the tree: greater than the depths of the scopes around.
     pub(crate) depth: isize,
@@ -19,6 +20,16 @@ pub(crate) struct Scope {
     pub(crate) call: Option<Call>,
     /// The address of the first instruction.
     pub(crate) entry: u64,
+}
+
+impl Scope {
+    /// The number of the range with `address`.
+    pub(crate) fn range_of(&self, address: u64) -> usize {
+        let mut ranges = self.ranges.iter();
+        ranges
+            .position(|range| range.contains(&address))
+            .unwrap_or(self.ranges.len())
+    }
 }
 
 /// The call in place of which an inlined copy is.
@@ -61,12 +72,11 @@ pub(crate) fn visit<'a>(
         let Some(first) = found.first().map(|range| range.start) else {
             continue;
         };
-        let lowest = found.iter().map(|range| range.start).fold(first, u64::min);
         let entry = entry_address(unit, &attributes, first).map_err(&failed)?;
         let scope = Scope {
             entry: entry
                 .filter(|&entry| ranges::hold(&found, entry))
-                .unwrap_or(lowest),
+                .unwrap_or(first),
             ranges: found,
             depth,
             call: is_inlined.then(|| call(&attributes)),

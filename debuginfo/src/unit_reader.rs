@@ -18,7 +18,7 @@ use crate::error::LookupError;
 use crate::reader::{Slice, damaged};
 
 /// A table of abbreviations, and the header of a line program, has less than 1 MiB. gimli needs 25 to 120 bytes of memory for each byte.
-const MAX_TABLE_BYTES: usize = 8 << 20;
+const MAX_TABLE_BYTES: usize = 2 << 20;
 
 /// Opens the units of a file during one look-up.
 pub(crate) struct UnitReader<'a> {

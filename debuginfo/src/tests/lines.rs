@@ -176,3 +176,27 @@ void begin(void) { f(1); }
     let info = open(&Program::of_sources(&[("a.c", source)], &[]));
     assert_eq!(info.addresses_of_line("a.c", 5).expect("places").len(), 1);
 }
+
+#[test]
+fn line_in_both_parts_of_a_function_has_its_place_in_the_part_that_is_executed_often() {
+    const A_C: &str = "\
+volatile int sink;
+__attribute__((cold, noinline)) void fail(int n) { sink = n; }
+__attribute__((noinline)) int f(int n)
+{
+	if (n) fail(n), sink = 3;
+	sink = 4;
+	return n;
+}
+int begin(void) { return f(1); }
+";
+    // The linker puts `.text.unlikely` before `.text`.
+    let info = open(&Program::of_sources(&[("a.c", A_C)], &["-gdwarf-5"]));
+    let (often, seldom) = (symbol(&info, "f"), symbol(&info, "f.cold"));
+    assert!(seldom.address < often.address);
+    let places = info.addresses_of_line("a.c", 5).expect("a line");
+    let [place] = places[..] else {
+        panic!("{places:?}");
+    };
+    assert!((often.address..often.end().expect("an end")).contains(&place));
+}
