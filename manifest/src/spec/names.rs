@@ -6,6 +6,15 @@ use introspect::glob_matches;
 
 use super::{Location, ProbeKind, ProbeSpec};
 
+/// Whether a pattern can have the match `name`: no place within a function, no address, and no part of a function that the compiler has
+/// given a name of its own.
+fn is_function_name(name: &str) -> bool {
+    let is_place = name.contains('+') || name.starts_with("0x");
+    let is_part =
+        name.starts_with("__pfx_") || name.starts_with("__cfi_") || name.contains(".cold");
+    !is_place && !is_part
+}
+
 impl ProbeSpec {
     /// Whether `name`, from an event or a summary, is the name of the probe, or of a match of the pattern.
     #[must_use]
@@ -22,9 +31,8 @@ impl ProbeSpec {
         else {
             return false;
         };
-        // A pattern matches functions, and no places within functions.
         let matches =
-            |name: &str| name == pattern || (glob_matches(pattern, name) && !name.contains('+'));
+            |name: &str| name == pattern || (glob_matches(pattern, name) && is_function_name(name));
         match (&self.module, place.split_once(':')) {
             (None, None) => matches(place),
             (Some(module), Some((of, symbol))) => of == module && matches(symbol),

@@ -188,7 +188,16 @@ fn names_belong_to_specifications() {
     assert!(!of("kprobe:vfs_read", "kretprobe:vfs_read"));
     assert!(of("kprobe:vfs_*", "kprobe:vfs_read"));
     assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
-    assert!(!of("kprobe:vfs_*", "kprobe:vfs_read+0x5"));
+    for place in [
+        "kprobe:vfs_read+0x5",
+        "kprobe:vfs_read.cold",
+        "kprobe:vfs_read.isra.0.cold",
+        "kprobe:0xffffffff81000000",
+        "kprobe:__pfx_vfs_read",
+        "kprobe:__cfi_vfs_read",
+    ] {
+        assert!(!of("kprobe:*", place), "{place}");
+    }
     assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:a.c:5", "kprobe:a.c:5"));
