@@ -22,7 +22,7 @@ pub(crate) const fn is_told(end: GuestEnd) -> bool {
 /// The end of the log of `machine`, whose vCPUs have stopped.
 pub(crate) fn log_end(machine: &Live) -> LogEnd {
     match Log::read(&TargetMemory(machine).kernel()) {
-        Ok(log) => last_lines(&text(&log)),
+        Ok(log) => last_lines(&log),
         Err(error) => LogEnd {
             missing: Some(chain(&error)),
             ..LogEnd::default()
@@ -30,52 +30,80 @@ pub(crate) fn log_end(machine: &Live) -> LogEnd {
     }
 }
 
-fn text(log: &Log) -> String {
-    let text = |record| LogText::new(record, log.prints_times).to_string();
-    log.records.iter().map(text).collect()
-}
-
-/// As many of the last lines as fit.
-fn last_lines(text: &str) -> LogEnd {
-    let mut from = text.len();
-    for line in text.split_inclusive('\n').rev() {
-        if text.len() - from + line.len() > MAX_BYTES {
-            break;
+/// As many of the last lines as fit. A hostile log is many times longer as text than in memory, so only these are formatted.
+fn last_lines(log: &Log) -> LogEnd {
+    let lines = log.records.iter().rev().flat_map(|record| {
+        let time = log.prints_times.then_some(record.time_ns);
+        let lines = record.text.split('\n').rev();
+        lines.map(move |text| (time, text))
+    });
+    let (mut kept, mut bytes, mut left_out) = (Vec::new(), 0, 0);
+    for (time_ns, text) in lines {
+        if left_out == 0 {
+            let line = LogText { time_ns, text }.to_string();
+            bytes += line.len();
+            if bytes <= MAX_BYTES {
+                kept.push(line);
+                continue;
+            }
         }
-        from -= line.len();
+        left_out += 1;
     }
-    let (left_out, text) = text.split_at(from);
+    kept.reverse();
     LogEnd {
-        text: text.to_owned(),
-        left_out: left_out.lines().count(),
+        text: kept.concat(),
+        left_out,
         missing: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use inspect::LogRecord;
+
     use super::*;
+
+    fn log(texts: impl IntoIterator<Item = String>) -> Log {
+        let record = |(seq, text)| LogRecord {
+            seq,
+            time_ns: 1_000_000_000 + seq * 1000,
+            facility: 0,
+            level: 6,
+            caller: "T1".to_owned(),
+            device: None,
+            text,
+        };
+        Log {
+            records: (0..).zip(texts).map(record).collect(),
+            prints_times: true,
+        }
+    }
 
     #[test]
     fn long_log_keeps_as_many_last_lines_as_fit() {
         let line = |number| format!("[    1.{number:06}] a line\n");
-        let all: String = (0..10_000).map(line).collect();
-        let end = last_lines(&all);
+        let end = last_lines(&log((0..10_000).map(|_| "a line".to_owned())));
         assert!(end.text.len() <= MAX_BYTES && end.text.len() + line(0).len() > MAX_BYTES);
         assert!(end.text.starts_with(&line(end.left_out)));
         assert!(end.text.ends_with(&line(9_999)));
     }
 
     #[test]
+    fn lines_of_one_record_are_kept_by_themselves() {
+        let end = last_lines(&log(["\n".repeat(100_000) + "last"]));
+        let empty = "[    1.000000] \n";
+        let fits = (MAX_BYTES - "[    1.000000] last\n".len()) / empty.len();
+        assert_eq!(end.text, empty.repeat(fits) + "[    1.000000] last\n");
+        assert_eq!(end.left_out, 100_000 - fits);
+    }
+
+    #[test]
     fn short_log_is_whole_and_a_line_that_is_too_long_is_left_out() {
-        let whole = LogEnd {
-            text: "a\nb\n".to_owned(),
-            ..LogEnd::default()
-        };
-        assert_eq!(last_lines("a\nb\n"), whole);
-        assert_eq!(last_lines(""), LogEnd::default());
-        let long = "x".repeat(MAX_BYTES);
-        let end = last_lines(&format!("{long}\nlast\n"));
-        assert_eq!((&*end.text, end.left_out), ("last\n", 1));
+        let both = last_lines(&log(["a", "b"].map(str::to_owned)));
+        assert_eq!(both.text, "[    1.000000] a\n[    1.000001] b\n");
+        assert_eq!((both.left_out, &both.missing), (0, &None));
+        assert_eq!(last_lines(&log([])), LogEnd::default());
+        let end = last_lines(&log(["x".repeat(MAX_BYTES), "last".to_owned()]));
+        assert_eq!((&*end.text, end.left_out), ("[    1.000001] last\n", 1));
     }
 }
