@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use debuginfo::DebugInfo;
+use errors::chain;
 use manifest::{Expectation, ProbeConfig, ProbeSpec};
 use probes::{Kernel, resolve};
 use thiserror::Error;
@@ -92,7 +93,7 @@ pub(crate) fn replace(
     let identity = KernelIdentity::of_guest(&config.kernel, guest);
     let spec = needy.map(ToString::to_string).unwrap_or_default();
     let info = match debug_file::open(given, &identity, &spec) {
-        Err(error @ DebugFileError::Missing { .. }) => {
+        Err(error @ (DebugFileError::Missing { .. } | DebugFileError::Unusable { .. })) => {
             return without_file(config, expectations, error);
         }
         opened => opened?,
@@ -110,7 +111,7 @@ pub(crate) fn replace(
     };
     let mut probes = Vec::with_capacity(config.probes.len());
     for probe in config.probes.drain(..) {
-        let found = replacement.sites(&probe.at)?;
+        let found = replacement.probes(&probe.at)?;
         probes.extend(found.into_iter().map(|at| ProbeConfig {
             at,
             ..probe.clone()
@@ -121,8 +122,11 @@ pub(crate) fn replace(
     for mut expectation in expectations.drain(..) {
         match replacement.expectation(&mut expectation) {
             Ok(()) => kept.push(expectation),
-            // As for a function that the kernel lacks: see `admit`.
-            Err(SourceLinesError::Site(error)) if expectation.optional && error.is_absence() => {}
+            // As for a function that the kernel lacks: see `admit`. The lines of a file move with each change of the file, hence the note.
+            Err(SourceLinesError::Site(error)) if expectation.optional && error.is_absence() => {
+                let note = format!("an optional expectation is skipped: {}", chain(&error));
+                replacement.note(note);
+            }
             Err(error) => return Err(error),
         }
     }
@@ -173,24 +177,38 @@ struct Replacement<'r> {
 }
 
 impl Replacement<'_> {
-    /// The probes in place of `spec`.
+    /// The probes in place of a requested one: those that the engine can resolve.
+    fn probes(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SiteError> {
+        let sites = self.sites(spec)?;
+        let (sites, left_out) = resolved(&self.guest.kernel, spec, sites);
+        left_out.into_iter().for_each(|note| self.note(note));
+        Ok(sites)
+    }
+
+    /// The places of `spec` that a processor may execute.
     fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SiteError> {
         if !spec.location.needs_debug_info() {
             return Ok(vec![spec.clone()]);
         }
         let found = sites(self.info, spec, &self.kernel)?;
-        let mut notes: Vec<String> = found.note(spec).into_iter().collect();
-        let (sites, left_out) = resolved(&self.guest.kernel, spec, found.specs);
-        notes.extend(left_out);
-        for site in &sites {
+        found
+            .note(spec)
+            .into_iter()
+            .for_each(|note| self.note(note));
+        for site in &found.specs {
             self.spellings.add(site, spec);
         }
-        // A probe and an expectation may name the same line.
-        notes.retain(|note| !self.notes.contains(note));
-        self.notes.append(&mut notes);
-        Ok(sites)
+        Ok(found.specs)
     }
 
+    /// Keeps a sentence. A probe and an expectation may name the same line.
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Names the place of an expectation. A place that the engine cannot resolve counts: an execution there would be missed.
     fn expectation(&mut self, expectation: &mut Expectation) -> Result<(), SourceLinesError> {
         for spec in expectation.specs_mut() {
             let found = self.sites(spec)?;

@@ -70,8 +70,7 @@ impl SiteError {
                 matches!(source, LineError::NoFile { .. } | LineError::NoCode { .. })
             }
             Self::Inlined { source, .. } => matches!(source, InlinedError::NoCopy { .. }),
-            Self::Outside { .. } => true,
-            Self::Ambiguous { .. } | Self::TooMany { .. } => false,
+            Self::Outside { .. } | Self::Ambiguous { .. } | Self::TooMany { .. } => false,
         }
     }
 }
@@ -338,7 +337,7 @@ mod tests {
             );
             assert_eq!(at(&[0x20]).expect("a place").note(&line()), None);
             let error = at(&[0x2a00, 0x2b00]).expect_err("no place");
-            assert!(error.is_absence(), "{error}");
+            assert!(!error.is_absence(), "{error}");
             assert_eq!(
                 error.to_string(),
                 "cannot probe `kprobe:a.c:1`: none of its places is in a function that the kernel executes; the first is at the \

@@ -1,7 +1,6 @@
 use std::fs;
 use std::path::PathBuf;
 
-use errors::chain;
 use tempfile::TempDir;
 
 use super::*;
@@ -129,9 +128,14 @@ fn optional_expectation_about_a_place_that_the_kernel_lacks_is_dropped() {
     ] {
         let required = format!("[[expect]]\nprobe = '{spec}'\nnever = true\n");
         let optional = format!("{required}optional = true\n");
-        let (plan, _) = kernel
+        let (plan, notes) = kernel
             .replaced(&format!("{optional}{EXPECTED}"))
             .expect(spec);
+        let [note] = &notes[..] else {
+            panic!("{notes:?}");
+        };
+        let expected = format!("an optional expectation is skipped: cannot probe `{spec}`");
+        assert!(note.starts_with(&expected), "{note}");
         assert_eq!(plan.expectations.len(), 1, "{spec}");
         assert_eq!(plan.config.probes.len(), 1, "{spec}");
         let told = kernel.replaced(&required).expect_err(spec);
