@@ -11,7 +11,7 @@ static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
 /// Runs `target` on short inputs, and on each file named in the program's arguments, up to the first input with a panic of a thread or
 /// task. libFuzzer, too, ends at the first panic.
 ///
-/// The short inputs, the empty one among them, choose each variant of the valid kernel, file or types, and change nothing in it.
+/// The short inputs, the empty one among them, choose among the variants of the valid kernel, file or types. Most change nothing in it.
 pub fn replay(target: impl Fn(&[u8])) -> ExitCode {
     run(target, std::env::args_os().skip(1).map(PathBuf::from))
 }
@@ -41,12 +41,17 @@ fn run(target: impl Fn(&[u8]), paths: impl Iterator<Item = PathBuf>) -> ExitCode
     ExitCode::SUCCESS
 }
 
-/// The empty input, numbers of one byte, and numbers of four bytes: `arbitrary` takes a variant from the top bits of a word.
+/// The empty input, numbers of one byte, and numbers of four bytes: `arbitrary` takes a variant from the top bits of a word, and a flag from
+/// the byte before or behind.
 fn short_inputs() -> impl Iterator<Item = Vec<u8>> {
-    let bytes = (0..=u8::MAX).step_by(16);
-    let short = bytes.clone().map(|byte| vec![byte >> 4]);
-    let words = bytes.map(|byte| vec![0, 0, 0, byte]);
-    std::iter::once(Vec::new()).chain(short).chain(words)
+    let number = |byte: u8| {
+        let word = [0, 0, 0, byte];
+        let flagged = [&word[..], &[1]].concat();
+        [vec![byte >> 4], word.to_vec(), flagged]
+    };
+    let flags = [Vec::new(), vec![0, 0, 1]];
+    let numbers = (0..=u8::MAX).step_by(16).flat_map(number);
+    flags.into_iter().chain(numbers)
 }
 
 /// Notes each panic from now on, besides its message.

@@ -109,6 +109,8 @@ $b sh -c 'echo $$ > /t/set_ftrace_pid; echo 1 > /t/tracing_on
         /bin/busybox $c > /dev/null 2>&1
     done
     echo 0 > /t/tracing_on'
+# The kernel prints nothing into the lines.
+echo 1 > /p/sys/kernel/printk
 $b awk '
 function flush() { if (a != "") print "S " t " " f a; a = "" }
 /<-/ { flush(); split($0, p, " <-"); n = split(p[1], w, " "); f = w[n - 1]; match($0, /-[0-9]+ /); t = substr($0, RSTART + 1, RLENGTH - 2); open = (seen[f]++ < 10); next }

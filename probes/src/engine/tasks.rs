@@ -76,7 +76,8 @@ impl Tasks {
     }
 
     /// The task of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
-    /// set its own to any value, so in the kernel its list of per-CPU areas decides.
+    /// set its own to any value, so in the kernel its list of per-CPU areas decides. In the first
+    /// instructions of entry code, a program that has set its own to another processor's area gets that processor's task.
     pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
         let slide = self.running.slide()?.cast_unsigned();
         let symbols = self.running.kernel.symbols();
