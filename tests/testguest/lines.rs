@@ -179,6 +179,11 @@ fn line_without_code_is_refused_with_the_next_line() {
 
 /// Runs `hyprobe COMMAND m.toml` with the test guest in `folder`, and with `tables` in the manifest.
 fn with_manifest(folder: &TempDir, command: &str, tables: &str) -> Output {
+    with_options(folder, command, tables, &[])
+}
+
+/// As [`with_manifest`], with more `options`.
+fn with_options(folder: &TempDir, command: &str, tables: &str, options: &[&str]) -> Output {
     let kernel = folder.path().join("guest/testguest");
     let manifest = format!(
         "[guest]\nkernel = {kernel:?}\nmemory = '64M'\ncmdline = 'run=calls={ROUNDS},leave={ROUNDS} exit=reset'\n\
@@ -188,6 +193,7 @@ fn with_manifest(folder: &TempDir, command: &str, tables: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hyprobe"))
         .current_dir(folder.path())
         .args([command, "m.toml"])
+        .args(options)
         .output()
         .expect("the command starts")
 }
@@ -207,6 +213,24 @@ fn expectation_about_a_line_is_judged_by_the_hits_of_its_place() {
         let expect = format!("[[expect]]\nprobe = 'kprobe:leave.c:{call}'\nexactly = {count}\n");
         let (code, told) = told(&with_manifest(&folder, "test", &expect));
         assert_eq!(code, Some(expected), "{told}");
+    }
+}
+
+#[test]
+fn case_reads_the_named_debug_file() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let kernel = guest(&folder);
+    // Behind Landlock's rules, the process can open the named file, and no other beside the kernel.
+    fs::copy(&kernel, folder.path().join("whole")).expect("copied");
+    let expect = "[[expect]]\nprobe = 'kprobe:check:inlined'\nat_least = 1\n";
+    for (name, expected, words) in [
+        ("whole", 0, "1 passed"),
+        ("missing", 2, "cannot use the debug file missing"),
+    ] {
+        let output = with_options(&folder, "test", expect, &["--debug-info", name]);
+        let (code, told) = told(&output);
+        assert_eq!(code, Some(expected), "{told}");
+        assert!(told.replace('\n', " ").contains(words), "{told}");
     }
 }
 

@@ -154,7 +154,8 @@ fn boot(
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
     let mut expectations = case.plan.expectations.clone();
-    let replaced = replace(&mut config, &mut expectations, &guest, None, &|_| {})?;
+    let debug_info = case.debug_info.as_deref();
+    let replaced = replace(&mut config, &mut expectations, &guest, debug_info, &|_| {})?;
     for note in &replaced.notes {
         let text = format!("{}: {note}", case.name);
         say(format_args!("hyprobe: {}", printable(&text)));

@@ -26,6 +26,8 @@ pub(super) struct Case {
     pub(super) folder: String,
     /// The run.
     pub(super) plan: Plan,
+    /// The debug file of the kernel, if the user names one.
+    pub(super) debug_info: Option<PathBuf>,
 }
 
 impl Case {
@@ -61,6 +63,7 @@ impl Case {
             name,
             folder,
             plan,
+            debug_info: args.debug_info.clone(),
         })
     }
 }

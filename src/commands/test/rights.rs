@@ -1,12 +1,13 @@
 //! The rights of the process while the cases run, and the check whether the rights suffice.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use confine::{FileRights, Identity};
 use guest_images::Store;
 use rustix::fs::{Access, access};
 
+use super::case::Case;
 use super::error::TestError;
 use super::schedule::Job;
 use crate::cli::TestArgs;
@@ -26,9 +27,7 @@ pub(super) fn give_up(
         for Job { case, place } in jobs {
             case.plan.config.add_rights(rights);
             place.add_rights(rights);
-            if needy(&case.plan.config, &case.plan.expectations).is_some() {
-                rights.read.push(DEBUG_ROOT.into());
-            }
+            rights.read.extend(debug_files(case));
         }
         rights.change.push(args.artifacts.clone());
         let parent = args.artifacts.parent();
@@ -56,9 +55,17 @@ pub(super) fn give_up(
     }
 }
 
+/// The debug file of the kernel that the user names, or the folder with the debug files of this host if the case needs one.
+fn debug_files(case: &Case) -> Option<PathBuf> {
+    let is_needy = || needy(&case.plan.config, &case.plan.expectations).is_some();
+    let found = || is_needy().then(|| DEBUG_ROOT.into());
+    case.debug_info.clone().or_else(found)
+}
+
 /// Checks that the process, which now has the user `uid`, can still read the files of the cases.
 fn check_files(jobs: &[Job], uid: u32) -> Result<(), TestError> {
     let configs = jobs.iter().map(|job| &job.case.plan.config);
+    let debug_files = jobs.iter().map(|job| job.case.debug_info.clone());
     let is_demo = |config: &RunConfig| config.initrd == Initrd::Demo;
     if configs.clone().any(is_demo) && !owns_cache(uid) {
         return Err(IdentityError::Cache { uid }.into());
@@ -70,7 +77,7 @@ fn check_files(jobs: &[Job], uid: u32) -> Result<(), TestError> {
         };
         [Some(config.kernel.path()), initrd]
     });
-    for path in paths.flatten() {
+    for path in paths.chain(debug_files).flatten() {
         if access(&path, Access::READ_OK).is_err() {
             return Err(IdentityError::Unreadable { uid, path }.into());
         }
@@ -83,4 +90,38 @@ fn owns_cache(uid: u32) -> bool {
     let store = Store::open().ok();
     let cache = store.and_then(|store| std::fs::metadata(store.root()).ok());
     cache.is_some_and(|cache| cache.uid() == uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// The case of a manifest with `tables`, under `hyprobe test` with `options`.
+    fn case(tables: &str, options: &[&str]) -> Case {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let manifest = folder.path().join("m.toml");
+        let text = format!("[guest]\nkernel = '/k'\n{tables}");
+        std::fs::write(&manifest, text).expect("written");
+        let words = ["hyprobe", "test", "x"].iter().chain(options);
+        let cli = Cli::try_parse_from(words).expect("a command");
+        let Command::Test(args) = cli.command else {
+            panic!("{cli:?}")
+        };
+        Case::read(0, &manifest, &[], &args, &|_| {}).expect("a case")
+    }
+
+    #[test]
+    fn debug_file_is_the_named_one_or_one_of_the_host_if_a_probe_needs_it() {
+        let needy = "[[probe]]\nat = 'kprobe:fs/open.c:1'\n";
+        let named = ["--debug-info", "/d/vmlinux"];
+        assert_eq!(debug_files(&case("", &[])), None);
+        assert_eq!(debug_files(&case(needy, &[])), Some(DEBUG_ROOT.into()));
+        for tables in ["", needy] {
+            let found = debug_files(&case(tables, &named));
+            assert_eq!(found, Some("/d/vmlinux".into()));
+        }
+    }
 }
