@@ -30,6 +30,19 @@ pub enum Event {
     Summary(Summary),
 }
 
+impl Event {
+    /// The time of the event in nanoseconds since the guest's first instruction; of the summary, the time of the guest's end.
+    #[must_use]
+    pub const fn ts_ns(&self) -> u64 {
+        match self {
+            Self::Hit(hit) => hit.ts_ns,
+            Self::Return(ret) => ret.ts_ns,
+            Self::Note(note) => note.ts_ns,
+            Self::Summary(summary) => summary.ran_ns,
+        }
+    }
+}
+
 /// A probe fired.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

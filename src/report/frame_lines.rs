@@ -8,9 +8,6 @@ use errors::chain;
 use events::{Event, FrameSource, InlinedCall, StackFrame, Summary};
 use introspect::{Symbol, SymbolTable};
 
-use super::printable::printable;
-use crate::stderr::say;
-
 /// Stacks repeat the same frames. With more than this number, all are looked up again.
 const MAX_KNOWN: usize = 8192;
 
@@ -21,8 +18,10 @@ pub(crate) struct FrameLines {
     /// At link-time addresses.
     symbols: SymbolTable,
     known: HashMap<Gva, Option<Box<FrameSource>>>,
-    /// Whether the user knows that frames have no lines.
-    has_told: bool,
+    /// Whether there was a note that frames have no lines.
+    has_noted: bool,
+    /// The notes that nobody has taken.
+    notes: Vec<String>,
 }
 
 impl FrameLines {
@@ -32,8 +31,14 @@ impl FrameLines {
             info,
             symbols,
             known: HashMap::new(),
-            has_told: false,
+            has_noted: false,
+            notes: Vec::new(),
         }
+    }
+
+    /// The reasons why frames have no lines, a sentence each: those since the last call.
+    pub(crate) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 
     /// Adds the lines to the stacks of an event.
@@ -99,10 +104,10 @@ impl FrameLines {
         let source = match self.info.lines_at(address) {
             Ok(frames) => frame_source(frames),
             Err(error) => {
-                if !self.has_told {
-                    say(format_args!("hyprobe: {}", printable(&no_lines(&error))));
+                if !self.has_noted {
+                    self.notes.push(no_lines(&error));
                 }
-                self.has_told = true;
+                self.has_noted = true;
                 None
             }
         };
@@ -188,7 +193,7 @@ pub(super) mod tests {
         }
 
         /// Replaces the second half of each large unit by nonsense.
-        fn damage(&mut self) {
+        pub(in crate::report) fn damage(&mut self) {
             let dir = self.dir.path();
             let [guest, units, damaged] = ["testguest", "units", "damaged"].map(|it| dir.join(it));
             let objcopy = |option: &str, from: &Path, to: &Path| {
@@ -250,7 +255,7 @@ pub(super) mod tests {
         assert_eq!(called.function, "put_char");
         assert_eq!(caller.source, Some(source));
         assert_eq!((module.source, other_size.source), (None, None));
-        assert!(!fixture.lines.has_told);
+        assert_eq!(fixture.lines.take_notes(), [] as [&str; 0]);
     }
 
     #[test]
@@ -267,14 +272,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damaged_unit_is_told_once_and_shows_no_line() {
+    fn damaged_unit_is_noted_once_and_shows_no_line() {
         let mut fixture = Fixture::build();
         fixture.damage();
-        let mut frames = [fixture.frame()];
+        let mut frames = [fixture.frame(), fixture.frame_at(fixture.offset + 8)];
         fixture.lines.stack(&mut frames);
         assert_eq!(frames[0].source, None);
-        assert!(fixture.lines.has_told);
-        let told = no_lines(&LookupError::TooComplex);
-        assert!(told.contains("refers to itself too often"), "{told}");
+        let notes = fixture.lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.starts_with("frames of stacks have no source lines: ")),
+            "{notes:?}"
+        );
+        assert_eq!(fixture.lines.take_notes(), [] as [&str; 0]);
+        let note = no_lines(&LookupError::TooComplex);
+        assert!(note.contains("refers to itself too often"), "{note}");
     }
 }

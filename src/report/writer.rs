@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use events::{Event, Summary};
+use events::{Event, Note, Summary};
 
 use super::error::{Lost, WriteFailure};
 use super::frame_lines::FrameLines;
@@ -23,6 +23,19 @@ const PROMPT_WAIT: Duration = Duration::from_millis(100);
 pub(super) enum EventFormat {
     Json,
     Text(text::Formatter),
+}
+
+impl EventFormat {
+    /// Appends `event` to `out`, between the lines of the console.
+    fn write(&mut self, event: &Event, lines: &mut Lines, out: &mut Vec<u8>) {
+        match self {
+            Self::Json => json::line(event, out),
+            Self::Text(formatter) => {
+                lines.begin_line(out);
+                formatter.event(event, out);
+            }
+        }
+    }
 }
 
 /// The stream of the console.
@@ -81,9 +94,7 @@ impl Writer {
             };
             match message {
                 Ok(Message::Event(mut event)) => {
-                    if let Some(lines) = &mut self.frame_lines {
-                        lines.event(&mut event);
-                    }
+                    self.add_frame_lines(&mut event, &mut lines);
                     hits += u64::from(matches!(*event, Event::Hit(_) | Event::Return(_)));
                     self.event(&event, &mut lines);
                     self.tell_closed();
@@ -106,15 +117,27 @@ impl Writer {
         }
     }
 
+    /// Adds source lines to the stacks of `event`. A note in front of the event has the reason why frames have none.
+    fn add_frame_lines(&mut self, event: &mut Event, lines: &mut Lines) {
+        let Some(frame_lines) = &mut self.frame_lines else {
+            return;
+        };
+        frame_lines.event(event);
+        for text in frame_lines.take_notes() {
+            let note = Event::Note(Note {
+                ts_ns: event.ts_ns(),
+                probe: None,
+                text,
+            });
+            let format = &mut self.format;
+            // The note is not one of the run's events, whose number is known.
+            self.events.push(|out| format.write(&note, lines, out));
+        }
+    }
+
     fn event(&mut self, event: &Event, lines: &mut Lines) {
         let format = &mut self.format;
-        self.events.event(|out| match format {
-            EventFormat::Json => json::line(event, out),
-            EventFormat::Text(formatter) => {
-                lines.begin_line(out);
-                formatter.event(event, out);
-            }
-        });
+        self.events.event(|out| format.write(event, lines, out));
     }
 
     fn console(&mut self, bytes: &[u8], lines: &mut Lines) {
@@ -159,11 +182,9 @@ impl Writer {
         if let Some(mut summary) = summary {
             // The number of a nested run is the inner hyprobe's, whose kernel a hostile guest may control.
             summary.dropped = summary.dropped.saturating_add(dropped);
-            if let Some(lines) = &mut self.frame_lines {
-                lines.summary(&mut summary);
-            }
-            let event = Event::Summary(*summary);
-            self.event(&event, &mut Lines::default());
+            let (mut event, mut lines) = (Event::Summary(*summary), Lines::default());
+            self.add_frame_lines(&mut event, &mut lines);
+            self.event(&event, &mut lines);
             // The file comes first: the reader of the table may take nothing.
             self.flush();
             if let Some((stream, style)) = &mut self.table {

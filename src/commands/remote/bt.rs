@@ -4,7 +4,7 @@ use control::StacksOf;
 use control::api::ListedStack;
 
 use super::connect::connect;
-use super::debug_file::frame_lines;
+use super::debug_file::{frame_lines, tell_notes};
 use super::error::RemoteError;
 use super::objects::print;
 use crate::cli::BtArgs;
@@ -26,6 +26,7 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         stacks
             .iter_mut()
             .for_each(|listed| lines.stack(&mut listed.stack));
+        tell_notes(lines);
     }
     print(&stacks, args.view.json, || text(&stacks))?;
     Ok(Exit::Done)

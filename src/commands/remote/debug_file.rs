@@ -5,8 +5,9 @@ use std::path::Path;
 use control::Client;
 
 use super::error::RemoteError;
-use crate::report::FrameLines;
+use crate::report::{FrameLines, printable};
 use crate::source_lines::{self, KernelIdentity, SourceLinesError};
+use crate::stderr::say;
 
 /// The kernel of a run, by the run's own word.
 pub(super) fn identity(
@@ -34,4 +35,11 @@ pub(super) fn frame_lines(
     // The build-ids are equal, so the symbols are the kernel's.
     let symbols = info.symbols().clone();
     Ok(Some(FrameLines::new(info, symbols)))
+}
+
+/// Prints the reasons why frames have no lines.
+pub(super) fn tell_notes(lines: &mut FrameLines) {
+    for note in lines.take_notes() {
+        say(format_args!("hyprobe: {}", printable(&note)));
+    }
 }

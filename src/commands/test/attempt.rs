@@ -126,6 +126,9 @@ pub(super) fn attempt(
     if let (Some(lines), true) = (&mut lines, outcome != Outcome::Passed) {
         events.iter_mut().for_each(|event| lines.event(event));
     }
+    for note in lines.iter_mut().flat_map(FrameLines::take_notes) {
+        tell(case, &note);
+    }
     Attempt {
         outcome,
         took: began.elapsed(),
@@ -156,10 +159,7 @@ fn boot(
     let mut expectations = case.plan.expectations.clone();
     let debug_info = case.debug_info.as_deref();
     let replaced = replace(&mut config, &mut expectations, &guest, debug_info, &|_| {})?;
-    for note in &replaced.notes {
-        let text = format!("{}: {note}", case.name);
-        say(format_args!("hyprobe: {}", printable(&text)));
-    }
+    replaced.notes.iter().for_each(|note| tell(case, note));
     let kernel = &guest.kernel;
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     let lines = replaced.info;
@@ -176,6 +176,12 @@ fn boot(
     let summary = place.clone().run(&config, guest, ends, &|_| {})?;
     let verdicts = judged.finish(&summary);
     Ok((summary, verdicts, lines))
+}
+
+/// Prints a note about `case`.
+fn tell(case: &Case, note: &str) {
+    let text = format!("{}: {note}", case.name);
+    say(format_args!("hyprobe: {}", printable(&text)));
 }
 
 /// The outcome of a failure of hyprobe, for the reason `why`.

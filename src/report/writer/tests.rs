@@ -92,9 +92,8 @@ fn end_after(dropped: u64, refused_events: u64) -> Message {
     }
 }
 
-#[test]
-fn summary_has_the_source_lines_of_its_stacks() {
-    let fixture = Fixture::build();
+/// The JSON lines of a run whose only vCPU ends in the fixture's frame.
+fn end_with_lines(fixture: Fixture) -> String {
     let summary = Box::new(summary_at(&fixture.frame()));
     let (sender, receiver) = crossbeam_channel::unbounded();
     let end = Message::End {
@@ -113,8 +112,34 @@ fn summary_has_the_source_lines_of_its_stacks() {
         stop: StopSignal::default(),
     };
     assert!(writer.run(&receiver).is_empty());
-    let text = paper.text();
+    paper.text()
+}
+
+#[test]
+fn summary_has_the_source_lines_of_its_stacks() {
+    let text = end_with_lines(Fixture::build());
     assert!(text.contains(r#""source":{"file":"console.c""#), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+#[test]
+fn reason_for_missing_source_lines_is_a_note_in_front_of_the_event() {
+    let mut fixture = Fixture::build();
+    fixture.damage();
+    let text = end_with_lines(fixture);
+    let lines: Vec<Event> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an event"))
+        .collect();
+    let [Event::Note(note), Event::Summary(summary)] = lines.as_slice() else {
+        panic!("{text}")
+    };
+    assert!(
+        note.text
+            .starts_with("frames of stacks have no source lines: "),
+        "{note:?}"
+    );
+    assert_eq!(note.ts_ns, summary.ran_ns);
 }
 
 struct Outcome {
