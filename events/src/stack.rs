@@ -15,12 +15,20 @@ pub struct StackFrame {
     /// The address as `symbol+0xoffset/0xsize`; absent for code without a symbol.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub symbol: Option<String>,
+    /// Whether the address lies behind a call: the code of the frame is the call, and ends before the address. Absent for `false`: the
+    /// instruction at the address is executed next, as behind an interrupt.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub is_return_address: bool,
     /// The module of the function.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub module: Option<String>,
     /// The place in the kernel's sources; absent without debug information.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<Box<FrameSource>>,
+}
+
+pub(crate) const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// The place of a frame in the kernel's sources.
@@ -129,5 +137,21 @@ mod tests {
             ..frame
         };
         assert_eq!(bare.text(), ["vfs_read+0x5/0x10"]);
+    }
+
+    #[test]
+    fn return_address_has_a_key_and_other_addresses_have_none() {
+        let json = r#"{"address":"0x1"}"#;
+        let interrupted: StackFrame = serde_json::from_str(json).expect("a frame");
+        assert!(!interrupted.is_return_address);
+        assert_eq!(serde_json::to_string(&interrupted).expect("JSON"), json);
+        let caller = StackFrame {
+            is_return_address: true,
+            ..interrupted
+        };
+        assert_eq!(
+            serde_json::to_string(&caller).expect("JSON"),
+            r#"{"address":"0x1","is_return_address":true}"#
+        );
     }
 }

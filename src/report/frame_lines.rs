@@ -60,13 +60,11 @@ impl FrameLines {
 
     /// Adds the lines to the frames of a stack, the innermost first.
     pub(crate) fn stack(&mut self, frames: &mut [StackFrame]) {
-        for (level, frame) in frames.iter_mut().enumerate() {
+        for frame in frames {
             let address = self.linked(frame).map(|(symbol, offset)| {
                 // The address behind a call may belong to the next line.
-                let is_behind_call = level > 0 && offset > 0;
-                symbol
-                    .wrapping_add(offset)
-                    .wrapping_sub(u64::from(is_behind_call))
+                let back = u64::from(frame.is_return_address);
+                symbol.wrapping_add(offset).wrapping_sub(back)
             });
             frame.source = address.and_then(|address| self.source(address));
         }
@@ -187,9 +185,23 @@ pub(super) mod tests {
             StackFrame {
                 address: Gva(0).into(),
                 symbol: Some(format!("put+{offset:#x}/{:#x}", self.size)),
+                is_return_address: false,
                 module: None,
                 source: None,
             }
+        }
+
+        /// The lines of the code at `offset`: of the instruction there, and of the call in front of it.
+        fn sources(&mut self, offset: u64) -> [Option<Box<FrameSource>>; 2] {
+            [false, true].map(|is_return_address| {
+                let mut frames = [StackFrame {
+                    is_return_address,
+                    ..self.frame_at(offset)
+                }];
+                self.lines.stack(&mut frames);
+                let [frame] = frames;
+                frame.source
+            })
         }
 
         /// Replaces the second half of each large unit by nonsense.
@@ -235,8 +247,11 @@ pub(super) mod tests {
         let mut fixture = Fixture::build();
         let mut frames = [
             fixture.frame(),
-            // The address behind an instruction of the copy.
-            fixture.frame_at(fixture.offset + 1),
+            // The address behind a call in the copy.
+            StackFrame {
+                is_return_address: true,
+                ..fixture.frame_at(fixture.offset + 1)
+            },
             StackFrame {
                 module: Some("m".to_owned()),
                 ..fixture.frame()
@@ -256,6 +271,17 @@ pub(super) mod tests {
         assert_eq!(caller.source, Some(source));
         assert_eq!((module.source, other_size.source), (None, None));
         assert_eq!(fixture.lines.take_notes(), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn line_of_a_return_address_is_that_of_the_call_and_of_an_interrupted_instruction_its_own() {
+        let mut fixture = Fixture::build();
+        // The first byte of the copy has another line than the byte before it.
+        let [own, before] = fixture.sources(fixture.offset);
+        assert_ne!(own, before);
+        let [behind, call] = fixture.sources(fixture.offset + 1);
+        assert_eq!(call, own);
+        assert!(behind.is_some());
     }
 
     #[test]

@@ -250,6 +250,7 @@ impl StackView<'_> {
         StackFrame {
             address: frame.ip.into(),
             symbol,
+            is_return_address: frame.is_return_address,
             module,
             source: None,
         }

@@ -168,6 +168,7 @@ fn stack_has_an_indented_line_for_each_frame() {
     let frame = |symbol: Option<&str>, module: Option<&str>| StackFrame {
         address: Hex(0xffff_ffff_a000_1000),
         symbol: symbol.map(str::to_owned),
+        is_return_address: false,
         module: module.map(str::to_owned),
         source: None,
     };
