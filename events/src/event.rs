@@ -12,7 +12,7 @@ use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
-use crate::stack::{StackFrame, VcpuStack};
+use crate::stack::{Frame, StackFrame, VcpuStack};
 use crate::typed::{Param, Task, Typed};
 
 /// One line of a run's output.
@@ -217,16 +217,6 @@ pub struct Crash {
     /// The callers of `panic`, the last call first. For a kernel without ORC tables, the return addresses on the stack, of which some may be
     /// remains of calls that have returned.
     pub frames: Vec<Frame>,
-}
-
-/// A return address on a stack of a panic.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
-    /// The address.
-    pub ip: Hex,
-    /// The address as `symbol+0xoffset/0xsize`; without ORC tables, as `symbol+0xoffset`.
-    pub symbol: String,
 }
 
 /// How hits step over the probed instruction.

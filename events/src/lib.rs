@@ -15,13 +15,13 @@ mod typed;
 
 pub use errno::error_name;
 pub use event::{
-    Crash, Event, EventSink, Frame, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState,
-    ProbeSummary, Registers, Return, Summary, Tier,
+    Crash, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState, ProbeSummary,
+    Registers, Return, Summary, Tier,
 };
 pub use hex::Hex;
 pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
-pub use stack::{FrameSource, InlinedCall, StackFrame, VcpuStack};
+pub use stack::{Frame, FrameSource, InlinedCall, StackFrame, VcpuStack};
 pub use typed::{GuestMembers, GuestString, Number, Param, Task, Typed};

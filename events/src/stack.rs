@@ -58,6 +58,51 @@ pub struct InlinedCall {
     pub line: u64,
 }
 
+/// A caller of `panic`, or a return address on the stack of a panic.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// The address.
+    pub ip: Hex,
+    /// The address as `symbol+0xoffset/0xsize`, or in hexadecimal digits for code without a symbol; with the module in brackets.
+    pub symbol: String,
+    /// Whether the address lies behind a call. Absent for `false`, as below an interrupt.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub is_return_address: bool,
+    /// The place in the kernel's sources; absent without debug information.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub source: Option<Box<FrameSource>>,
+}
+
+impl From<StackFrame> for Frame {
+    fn from(frame: StackFrame) -> Self {
+        Self {
+            ip: frame.address,
+            symbol: frame.to_string(),
+            is_return_address: frame.is_return_address,
+            source: frame.source,
+        }
+    }
+}
+
+impl Frame {
+    /// The frame as on other stacks.
+    #[must_use]
+    pub fn to_stack_frame(&self) -> StackFrame {
+        let (symbol, module) = match self.symbol.split_once(" [") {
+            Some((symbol, module)) => (symbol, module.strip_suffix(']')),
+            None => (self.symbol.as_str(), None),
+        };
+        StackFrame {
+            address: self.ip,
+            symbol: symbol.contains('+').then(|| symbol.to_owned()),
+            is_return_address: self.is_return_address,
+            module: module.map(str::to_owned),
+            source: self.source.clone(),
+        }
+    }
+}
+
 impl StackFrame {
     /// The frame as lines of text: one for each inlined function, then the frame itself.
     #[must_use]
@@ -137,6 +182,19 @@ mod tests {
             ..frame
         };
         assert_eq!(bare.text(), ["vfs_read+0x5/0x10"]);
+    }
+
+    #[test]
+    fn frame_of_a_panic_is_that_of_other_stacks() {
+        for json in [
+            r#"{"address":"0xffffffffa0000005","symbol":"f+0x5/0x10","is_return_address":true,"module":"m"}"#,
+            r#"{"address":"0x1","symbol":"f+0x5/0x10","source":{"file":"a.c","line":3}}"#,
+            r#"{"address":"0xffffffffa0000005","module":"m"}"#,
+            r#"{"address":"0x1"}"#,
+        ] {
+            let frame: StackFrame = serde_json::from_str(json).expect("a frame");
+            assert_eq!(Frame::from(frame.clone()).to_stack_frame(), frame);
+        }
     }
 
     #[test]

@@ -56,18 +56,24 @@ impl FrameLines {
         for vcpu in &mut summary.guest.vcpus {
             self.stack(&mut vcpu.stack);
         }
+        let crash = summary.guest.crash.as_deref_mut();
+        for frame in crash.into_iter().flat_map(|crash| &mut crash.frames) {
+            frame.source = self.frame(&frame.to_stack_frame());
+        }
     }
 
-    /// Adds the lines to the frames of a stack, the innermost first.
+    /// Adds the lines to the frames of a stack.
     pub(crate) fn stack(&mut self, frames: &mut [StackFrame]) {
         for frame in frames {
-            let address = self.linked(frame).map(|(symbol, offset)| {
-                // The address behind a call may belong to the next line.
-                let back = u64::from(frame.is_return_address);
-                symbol.wrapping_add(offset).wrapping_sub(back)
-            });
-            frame.source = address.and_then(|address| self.source(address));
+            frame.source = self.frame(frame);
         }
+    }
+
+    fn frame(&mut self, frame: &StackFrame) -> Option<Box<FrameSource>> {
+        let (symbol, offset) = self.linked(frame)?;
+        // The address behind a call may belong to the next line.
+        let back = u64::from(frame.is_return_address);
+        self.source(symbol.wrapping_add(offset).wrapping_sub(back))
     }
 
     /// The link-time address of the frame's symbol, and the offset.
@@ -146,6 +152,7 @@ pub(super) mod tests {
     use std::path::Path;
     use std::process::Command;
 
+    use events::Frame;
     use tempfile::TempDir;
 
     use super::*;
@@ -233,11 +240,21 @@ pub(super) mod tests {
         }
     }
 
-    /// The summary of a guest whose only vCPU is at `frame`.
+    /// The summary of a guest that has panicked, with the only vCPU at `frame`, which is the caller of `panic`, too.
     pub(in crate::report) fn summary_at(frame: &StackFrame) -> Summary {
+        let registers = [
+            "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15", "rip", "rflags",
+        ];
+        let registers = registers.map(|name| (name.to_owned(), "0x0".into()));
+        let registers: serde_json::Map<_, _> = registers.into_iter().collect();
+        let caller = Frame::from(frame.clone());
         let summary = serde_json::json!({
             "accel": "kvm", "ran_ns": 0, "probes": [], "dropped": 0,
-            "guest": { "end": "timeout", "vcpus": [{ "vcpu": 0, "user_mode": false, "stack": [frame] }] },
+            "guest": {
+                "end": "panic", "vcpus": [{ "vcpu": 0, "user_mode": false, "stack": [frame] }],
+                "crash": { "vcpu": 0, "regs": registers, "frames": [caller] },
+            },
         });
         serde_json::from_value(summary).expect("a summary")
     }
@@ -295,6 +312,8 @@ pub(super) mod tests {
         let source = summary.guest.vcpus[0].stack[0].source.as_ref();
         let file = source.and_then(|source| source.file.as_deref());
         assert_eq!(file, Some("console.c"));
+        let crash = summary.guest.crash.expect("a crash");
+        assert_eq!(crash.frames[0].source.as_ref(), source);
     }
 
     #[test]

@@ -96,12 +96,7 @@ impl Crashes {
         }
         // The first frame is `panic` itself.
         let callers = stack.frames.into_iter().skip(1).take(MAX_FRAMES);
-        let frames: Vec<Frame> = callers
-            .map(|frame| Frame {
-                ip: frame.address,
-                symbol: frame.to_string(),
-            })
-            .collect();
+        let frames: Vec<Frame> = callers.map(Frame::from).collect();
         if frames.is_empty() {
             return self.return_addresses(vcpu, regs.rsp);
         }
@@ -126,6 +121,8 @@ impl Crashes {
                 frames.push(Frame {
                     ip: ip.into(),
                     symbol,
+                    is_return_address: true,
+                    source: None,
                 });
                 if frames.len() == MAX_FRAMES {
                     break;
@@ -135,7 +132,7 @@ impl Crashes {
         Ok(frames)
     }
 
-    /// The symbol and offset of `ip`, if a call in the kernel's image returns to `ip`.
+    /// The symbol of `ip` with offset and size, if a call in the kernel's image returns to `ip`.
     fn behind_call(&self, ip: Gva) -> Option<String> {
         let located = self.running.located.get()?;
         let linked = located.linked(ip);
@@ -147,8 +144,8 @@ impl Crashes {
         // The byte before `ip` selects the symbol: if a function ends with a call that does not return, `ip` is in the next
         // function.
         let within = self.running.kernel.symbols().resolve(Gva(linked.0 - 1))?;
-        let offset = within.offset + 1;
-        ends_with_call(before).then(|| format!("{}+{offset:#x}", within.symbol.name))
+        let (offset, symbol) = (within.offset + 1, &within.symbol);
+        ends_with_call(before).then(|| format!("{}+{offset:#x}/{:#x}", symbol.name, symbol.size))
     }
 }
 

@@ -123,7 +123,12 @@ pub(super) fn crash_in_words(crash: &Crash) -> String {
     }
     text += "stack:\n";
     for frame in &crash.frames {
-        text += &format!("  {} {}\n", frame.ip, printable(&frame.symbol));
+        let mut lines = frame.to_stack_frame().text();
+        let own = lines.pop().unwrap_or_default();
+        for inlined in lines {
+            text += &format!("  {:18} {}\n", "", printable(&inlined));
+        }
+        text += &format!("  {} {}\n", frame.ip, printable(&own));
     }
     text
 }
@@ -131,6 +136,33 @@ pub(super) fn crash_in_words(crash: &Crash) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn callers_of_a_panic_have_their_source_lines() {
+        let registers = [
+            "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15", "rip", "rflags",
+        ];
+        let registers = registers.map(|name| (name.to_owned(), "0x0".into()));
+        let registers: serde_json::Map<_, _> = registers.into_iter().collect();
+        let inlined = [serde_json::json!({ "function": "leaf", "file": "leaf.h", "line": 4 })];
+        let frames = serde_json::json!([
+            {
+                "ip": "0xffffffff81000005", "symbol": "f+0x5/0x10", "is_return_address": true,
+                "source": { "file": "a.c", "line": 5, "inlined": inlined },
+            },
+            { "ip": "0xffffffffa0000005", "symbol": "g+0x5/0x10 [m]" },
+        ]);
+        let crash = serde_json::json!({ "vcpu": 0, "regs": registers, "frames": frames });
+        let crash: Crash = serde_json::from_value(crash).expect("a crash");
+        let text = crash_in_words(&crash);
+        let (_, stack) = text.split_once("stack:\n").expect("a stack");
+        let expected = "                     [inlined] leaf leaf.h:4
+  0xffffffff81000005 f+0x5/0x10 a.c:5
+  0xffffffffa0000005 g+0x5/0x10 [m]
+";
+        assert_eq!(stack, expected);
+    }
 
     #[test]
     fn the_end_of_a_console_is_kept() {
