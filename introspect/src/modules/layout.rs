@@ -2,7 +2,7 @@
 
 use address::Gva;
 
-use super::{ModuleRegion, ModulesError, RegionKind, usage::UsageLayout};
+use super::{ModuleRegion, ModulesError, RegionKind, notes::NotesLayout, usage::UsageLayout};
 use crate::btf::{Btf, Slot, StructId, Type};
 use crate::orc::ModuleRules;
 
@@ -32,6 +32,8 @@ pub(super) struct ModuleLayout {
     pub(super) static_calls: Option<Table>,
     /// Absent if the kernel is built without unloading.
     pub(super) usage: Option<UsageLayout>,
+    /// Absent if the kernel is built without sysfs.
+    pub(super) notes: Option<NotesLayout>,
     unwind: Option<UnwindLayout>,
 }
 
@@ -92,6 +94,7 @@ impl ModuleLayout {
             jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
             static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
             usage: UsageLayout::from_btf(btf, module),
+            notes: NotesLayout::from_btf(btf, module),
             unwind: UnwindLayout::from_btf(btf, module),
         })
     }

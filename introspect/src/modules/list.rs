@@ -102,7 +102,7 @@ impl Modules {
     }
 
     /// The module at `address`, from the bytes of the `struct module`: the name, the state and the
-    /// parts, without symbols and sites.
+    /// parts, without symbols, sites and build-id.
     ///
     /// # Errors
     ///
@@ -120,6 +120,7 @@ impl Modules {
             sites: Vec::new(),
             unread: Vec::new(),
             unwind_rules: self.layout.unwind_rules(bytes),
+            build_id: None,
         })
     }
 
@@ -182,6 +183,8 @@ impl Modules {
             Err(error) => module.unread.push(error),
         }
         sites::read(view, &self.layout, bytes, &mut module);
+        let notes = self.layout.notes.as_ref();
+        module.build_id = notes.and_then(|notes| notes.build_id(view, bytes, &module));
         Ok(module)
     }
 }

@@ -19,6 +19,7 @@ mod event;
 mod layout;
 mod list;
 mod module;
+mod notes;
 mod sites;
 mod symbols;
 mod types;

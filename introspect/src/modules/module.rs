@@ -6,7 +6,7 @@ use address::Gva;
 
 use super::ModulesError;
 use crate::orc::ModuleRules;
-use crate::{PatchSite, Symbol};
+use crate::{BuildId, PatchSite, Symbol};
 
 /// The state of a module, as in `enum module_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +82,7 @@ pub struct Module {
     pub(super) sites: Vec<PatchSite>,
     pub(super) unread: Vec<ModulesError>,
     pub(super) unwind_rules: Option<ModuleRules>,
+    pub(super) build_id: Option<BuildId>,
 }
 
 impl Module {
@@ -97,6 +98,7 @@ impl Module {
             sites: Vec::new(),
             unread: Vec::new(),
             unwind_rules: None,
+            build_id: None,
         }
     }
 
@@ -163,6 +165,13 @@ impl Module {
     #[must_use]
     pub const fn unwind_rules(&self) -> Option<ModuleRules> {
         self.unwind_rules
+    }
+
+    /// The build-id of the module's file, which the file with its debug information repeats; `None` if the module has none, and before the
+    /// kernel shows the module in sysfs.
+    #[must_use]
+    pub const fn build_id(&self) -> Option<&BuildId> {
+        self.build_id.as_ref()
     }
 
     /// Whether `other` is the same module, not loaded anew and with the same parts.

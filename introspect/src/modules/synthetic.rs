@@ -19,6 +19,16 @@ pub enum Form {
     Memory,
 }
 
+impl Form {
+    /// The offset of the array with the sections of notes.
+    const fn first_note(self) -> u64 {
+        match self {
+            Self::Layouts => 16,
+            Self::Memory => 48,
+        }
+    }
+}
+
 pub const FORMS: [Form; 2] = [Form::Layouts, Form::Memory];
 
 const STATE: u64 = 0;
@@ -36,7 +46,10 @@ const REFERENCES: u64 = 248;
 const USES: u64 = 256;
 const INIT: u64 = 272;
 const EXIT: u64 = 280;
-const MODULE_BYTES: u32 = 288;
+const NOTES: u64 = 288;
+const MODULE_BYTES: u32 = 296;
+/// `struct bin_attribute`: a name, the size, the address.
+const ATTRIBUTE_BYTES: u64 = 40;
 
 /// The types of a kernel with modules.
 pub fn types(form: Form) -> Blob {
@@ -101,7 +114,19 @@ pub fn types(form: Form) -> Blob {
         ("source_list", list, USES),
         ("init", pointer, INIT),
         ("exit", pointer, EXIT),
+        ("notes_attrs", pointer, NOTES),
     ];
+    let attribute = [
+        ("attr", list, 0),
+        ("size", long, 16),
+        ("private", pointer, 24),
+    ];
+    let attribute = u32::try_from(ATTRIBUTE_BYTES)
+        .map(|bytes| blob.structure("bin_attribute", bytes, &attribute))
+        .expect("small");
+    let attributes = blob.array(attribute, 0);
+    let first = u32::try_from(form.first_note()).expect("small");
+    blob.structure("module_notes_attrs", first, &[("attrs", attributes, first)]);
     match form {
         Form::Layouts => {
             let layout = [
@@ -308,6 +333,44 @@ impl Guest {
     /// Takes the exit function of `module` away.
     pub fn make_permanent(&mut self, module: Gva) {
         self.put64(module.wrapping_add(EXIT), 0);
+    }
+
+    /// Gives `module` sections with notes, behind the symbols in its data.
+    pub fn notes_of(&mut self, module: Gva, sections: &[&[u8]]) {
+        let data = match self.form {
+            // The page behind the text.
+            Form::Layouts => self.get64(module.wrapping_add(LAYOUTS)) + 0x1000,
+            Form::Memory => self.get64(module.wrapping_add(LAYOUTS + 16)),
+        };
+        let mut at = Gva(data + 0x100);
+        let mut entries = Vec::new();
+        for section in sections {
+            self.put(at, section);
+            entries.push((at, section.len() as u64));
+            at = at.wrapping_add((section.len() as u64).next_multiple_of(8));
+        }
+        self.put_notes(module, &entries);
+    }
+
+    /// Gives `module` a section with notes that is not in the module.
+    pub fn notes_outside(&mut self, module: Gva, section: &[u8]) {
+        let at = self.room(section.len() as u64, 8);
+        self.put(at, section);
+        self.put_notes(module, &[(at, section.len() as u64)]);
+    }
+
+    fn put_notes(&mut self, module: Gva, sections: &[(Gva, u64)]) {
+        let first = self.form.first_note();
+        // An entry of zeros is behind the last.
+        let count = sections.len() as u64 + 1;
+        let notes = self.room(first + count * ATTRIBUTE_BYTES, 8);
+        self.put64(module.wrapping_add(NOTES), notes.0);
+        let mut at = notes.wrapping_add(first);
+        for (address, size) in sections {
+            self.put64(at.wrapping_add(16), *size);
+            self.put64(at.wrapping_add(24), address.0);
+            at = at.wrapping_add(ATTRIBUTE_BYTES);
+        }
     }
 
     /// The address of a module's number of symbols.
