@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::budget::Budget;
-use crate::elf::ElfParts;
+use crate::elf::{ElfParts, FileKind};
 use crate::error::{LookupError, OpenError};
 use crate::names::Names;
 use crate::unit_frames::UnitFrames;
@@ -18,9 +18,9 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Reads the file at `path`.
-    pub(crate) fn read(path: &Path) -> Result<Self, OpenError> {
-        let parts = ElfParts::read(path)?;
+    /// Reads the file at `path`, which belongs to a kernel or a module.
+    pub(crate) fn read(path: &Path, kind: FileKind) -> Result<Self, OpenError> {
+        let parts = ElfParts::read(path, kind)?;
         let mut budget = Budget::of_bytes(parts.bytes);
         let list = units::index(&UnitReader::new(&parts.sections), &mut budget)?;
         Ok(Self { parts, list })

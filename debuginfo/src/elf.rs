@@ -1,9 +1,9 @@
 //! The ELF file: its sections with debug information, its build-id and its symbols.
 
-use std::fs::File;
 use std::path::Path;
 
 use address::Gva;
+use files::ReadError;
 use gimli::{DwarfSections, SectionId};
 use introspect::{BuildId, SymbolTable, SymbolTableBuilder};
 use object::elf::FileHeader64;
@@ -16,10 +16,10 @@ use object::{
 
 use crate::budget::Budget;
 use crate::error::{LookupError, OpenError};
+use crate::relocation::SectionAddresses;
 use crate::section::read_section;
+use crate::stored::Stored;
 
-/// A kernel with debug information has less than 1 GiB, and with everything built in, a few.
-const MAX_FILE_BYTES: u64 = 16 << 30;
 /// The maximum of all read sections together, decompressed, with the symbols.
 const MAX_SECTIONS_BYTES: u64 = 4 << 30;
 /// The most sections or segments. A linked kernel has fewer than 100.
@@ -44,6 +44,15 @@ const REQUIRED: [SectionId; 3] = [
     SectionId::DebugLine,
 ];
 
+/// What a file belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A kernel, which is linked.
+    Kernel,
+    /// A module, which the kernel links when it loads the module.
+    Module,
+}
+
 /// The parts of the file that stay in memory.
 #[derive(Debug)]
 pub(crate) struct ElfParts {
@@ -56,28 +65,44 @@ pub(crate) struct ElfParts {
 
 impl ElfParts {
     /// Reads the file at `path`. Other sections are not read: the relocations of a kernel have more bytes than the rest.
-    pub(crate) fn read(path: &Path) -> Result<Self, OpenError> {
-        let (file, _) = files::open_regular(path, MAX_FILE_BYTES)?;
-        let contents = file.try_clone().map_err(files::ReadError::from)?;
-        let cache = ReadCache::new(file);
-        let symbol_bytes = symbol_bytes(&cache)?;
-        let elf = ElfFile64::<LittleEndian, _>::parse(&cache).map_err(OpenError::Elf)?;
-        Self::of_elf(&elf, &contents, symbol_bytes)
+    pub(crate) fn read(path: &Path, kind: FileKind) -> Result<Self, OpenError> {
+        let stored = Stored::open(path)?;
+        match &stored {
+            Stored::File(file) => {
+                let file = file.try_clone().map_err(ReadError::from)?;
+                Self::of_data(&ReadCache::new(file), &stored, kind)
+            }
+            Stored::Memory(bytes) => Self::of_data(bytes.as_slice(), &stored, kind),
+        }
+    }
+
+    fn of_data<'data, R: ReadRef<'data>>(
+        data: R,
+        contents: &Stored,
+        kind: FileKind,
+    ) -> Result<Self, OpenError> {
+        let table_bytes = table_bytes(data, kind)?;
+        let elf = ElfFile64::<LittleEndian, _>::parse(data).map_err(OpenError::Elf)?;
+        Self::of_elf(&elf, contents, table_bytes, kind)
     }
 
     fn of_elf<'data, R: ReadRef<'data>>(
         elf: &ElfFile64<'data, LittleEndian, R>,
-        contents: &File,
-        symbol_bytes: u64,
+        contents: &Stored,
+        table_bytes: u64,
+        kind: FileKind,
     ) -> Result<Self, OpenError> {
         let header = elf.elf_header();
         let machine = header.e_machine(LittleEndian).0;
         if machine != elf::EM_X86_64.0 {
             return Err(OpenError::Machine { machine });
         }
-        if header.e_type(LittleEndian) == elf::ET_REL {
-            return Err(OpenError::Relocatable);
-        }
+        let addresses = match (kind, header.e_type(LittleEndian) == elf::ET_REL) {
+            (FileKind::Kernel, false) => None,
+            (FileKind::Module, true) => Some(SectionAddresses::of_module(elf)?),
+            (FileKind::Kernel, true) => return Err(OpenError::Relocatable),
+            (FileKind::Module, false) => return Err(OpenError::NotAModule),
+        };
         if elf.section_by_name(".zdebug_info").is_some() {
             return Err(OpenError::OldCompression);
         }
@@ -86,12 +111,17 @@ impl ElfParts {
                 return Err(OpenError::NoDebugInfo { section: id.name() });
             }
         }
-        let mut bytes = symbol_bytes;
+        let mut bytes = table_bytes;
         let sections = DwarfSections::load(|id| {
             let found = match elf.section_by_name(id.name()) {
                 Some(section) if NEEDED.contains(&id) => {
                     let max = MAX_SECTIONS_BYTES - bytes;
-                    read_section(&section, id.name(), contents, max, MAX_SECTIONS_BYTES)?
+                    let mut found =
+                        read_section(&section, id.name(), contents, max, MAX_SECTIONS_BYTES)?;
+                    if let Some(addresses) = &addresses {
+                        addresses.relocate(elf, &section, id.name(), &mut found)?;
+                    }
+                    found
                 }
                 _ => Vec::new(),
             };
@@ -101,15 +131,16 @@ impl ElfParts {
         let build_id = elf.build_id().map_err(OpenError::Elf)?;
         Ok(Self {
             sections,
-            bytes: bytes - symbol_bytes,
+            bytes: bytes - table_bytes,
             build_id: build_id.and_then(BuildId::new),
-            symbols: code_symbols(elf, &mut Budget::of_bytes(symbol_bytes))?,
+            symbols: code_symbols(elf, addresses.as_ref(), &mut Budget::of_bytes(table_bytes))?,
         })
     }
 }
 
-/// The size of the symbol tables with their names, and of the notes: `object` reads all of them at once. The file may be sparse.
-fn symbol_bytes<'data, R: ReadRef<'data>>(data: R) -> Result<u64, OpenError> {
+/// The size of the symbol tables with their names, of the notes, and of a module's relocations: `object` reads a table at once. The file may be
+/// sparse.
+fn table_bytes<'data, R: ReadRef<'data>>(data: R, kind: FileKind) -> Result<u64, OpenError> {
     let header = FileHeader64::<LittleEndian>::parse(data).map_err(OpenError::Elf)?;
     let endian = header.endian().map_err(OpenError::Elf)?;
     let sections = header.shnum(endian, data).map_err(OpenError::Elf)?;
@@ -130,7 +161,12 @@ fn symbol_bytes<'data, R: ReadRef<'data>>(data: R) -> Result<u64, OpenError> {
             section.sh_type(endian),
             elf::SHT_SYMTAB | elf::SHT_DYNSYM | elf::SHT_SYMTAB_SHNDX
         );
-        if has_names || section.sh_type(endian) == elf::SHT_NOTE {
+        let is_relocations = matches!(
+            section.sh_type(endian),
+            elf::SHT_RELA | elf::SHT_REL | elf::SHT_CREL
+        );
+        let is_read = is_relocations && kind == FileKind::Module;
+        if has_names || is_read || section.sh_type(endian) == elf::SHT_NOTE {
             bytes = bytes.saturating_add(section.sh_size(endian));
         }
         if has_names && let Ok(names) = sections.section(section.link(endian)) {
@@ -146,6 +182,7 @@ fn symbol_bytes<'data, R: ReadRef<'data>>(data: R) -> Result<u64, OpenError> {
 /// The symbols of code in `.symtab`; empty if the file has no symbol table.
 fn code_symbols<'data, R: ReadRef<'data>>(
     elf: &ElfFile64<'data, LittleEndian, R>,
+    addresses: Option<&SectionAddresses>,
     budget: &mut Budget,
 ) -> Result<SymbolTable, LookupError> {
     let mut builder = SymbolTableBuilder::new();
@@ -167,7 +204,8 @@ fn code_symbols<'data, R: ReadRef<'data>>(
         let is_label = name.starts_with(".L") || name.starts_with('$');
         if is_listed && !is_label && is_code() {
             let kind = if symbol.is_local() { 't' } else { 'T' };
-            builder.push(Gva(symbol.address()), kind, name);
+            let section = addresses.map_or(0, |addresses| addresses.section(index));
+            builder.push(Gva(section.wrapping_add(symbol.address())), kind, name);
         }
     }
     Ok(builder.build())

@@ -25,6 +25,22 @@ pub enum OpenError {
         "it is an object file or a module, not a linked kernel: give the vmlinux with debug information"
     )]
     Relocatable,
+    /// A linked file in place of a module.
+    #[error("it is a linked file, not a module")]
+    NotAModule,
+    /// The file cannot be decompressed.
+    #[error("it cannot be decompressed")]
+    Compressed(#[source] io::Error),
+    /// A debug section of a module refers to an address in a way that compilers do not use.
+    #[error(
+        "the relocation of its section {section} at offset {offset:#x} is damaged, or of a type that hyprobe does not know"
+    )]
+    Relocation {
+        /// The section.
+        section: &'static str,
+        /// The offset in the section.
+        offset: u64,
+    },
     /// The file has no debug information.
     #[error("it has no section {section}: give a file with debug information (CONFIG_DEBUG_INFO)")]
     NoDebugInfo {

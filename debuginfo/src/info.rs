@@ -6,6 +6,7 @@ use address::Gva;
 use introspect::{BuildId, SymbolTable};
 
 use crate::contents::Contents;
+use crate::elf::FileKind;
 use crate::error::{InlinedError, LineError, LookupError, OpenError};
 use crate::unit_cache::UnitCache;
 use crate::{inlined, line_addresses};
@@ -38,12 +39,41 @@ impl DebugInfo {
     ///
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let contents = Contents::read(path)?;
-        let decoded = UnitCache::new(&contents);
-        Ok(Self { contents, decoded })
+        Ok(Self::of_contents(Contents::read(path, FileKind::Kernel)?))
     }
 
-    /// The build-id of the kernel that the file belongs to.
+    /// Reads the regular file at `path`, which belongs to a module and may be compressed by xz or zstd. Paths of sources in `kernel_sources`, the
+    /// directories of the kernel's, are relative to these.
+    ///
+    /// The addresses are made up: those of [`symbols`](Self::symbols) in this file alone.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open_module(path: &Path, kernel_sources: &[String]) -> Result<Self, OpenError> {
+        let mut contents = Contents::read(path, FileKind::Module)?;
+        contents.list.prefer_roots(kernel_sources);
+        Ok(Self::of_contents(contents))
+    }
+
+    fn of_contents(contents: Contents) -> Self {
+        let decoded = UnitCache::new(&contents);
+        Self { contents, decoded }
+    }
+
+    /// The directories of the sources, to which the paths of lines are relative.
+    #[must_use]
+    pub fn source_directories(&self) -> &[String] {
+        &self.contents.list.roots
+    }
+
+    /// The size of the sections in memory, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.contents.parts.bytes
+    }
+
+    /// The build-id of the kernel or the module that the file belongs to.
     #[must_use]
     pub const fn build_id(&self) -> Option<&BuildId> {
         self.contents.parts.build_id.as_ref()

@@ -1,11 +1,12 @@
 //! Source lines and inlined functions from a file with DWARF.
 //!
-//! [`DebugInfo`] is such a file: a `vmlinux` with debug information, or the file that a distribution splits off a kernel. A program asks
+//! [`DebugInfo`] is such a file: a `vmlinux` or a module with debug information, or the file that a distribution splits off. A program asks
 //! for the lines of an address, for the addresses of a line, and for the inlined copies of a function. All addresses are link-time
-//! addresses: the file knows nothing of a running kernel.
+//! addresses: the file knows nothing of a running kernel. A module is linked at its load: its addresses are made up (`relocation`), and a
+//! program gets them from the file's symbols.
 //!
 //! ```text
-//! file ── elf: the needed sections, decompressed ──▶ unit index: the addresses of each compilation unit
+//! file ── elf: the needed sections, decompressed and relocated ──▶ unit index: the addresses of each compilation unit
 //!                                                        │
 //!                              address ──▶ unit ── decode: scopes and line rows, kept ──▶ lines of the address
 //!                    file name and line ──▶ all units with the file ──▶ rows and calls ── one for each scope ──▶ addresses
@@ -28,8 +29,10 @@ mod names;
 mod paths;
 mod ranges;
 mod reader;
+mod relocation;
 mod scopes;
 mod section;
+mod stored;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod synthetic;
 #[cfg(test)]
@@ -39,6 +42,7 @@ mod unit_frames;
 mod unit_lines;
 mod unit_reader;
 mod units;
+mod zstd;
 
 pub use error::{InlinedError, LineError, LookupError, OpenError};
 pub use info::{DebugInfo, SourceFrame};

@@ -5,6 +5,7 @@ mod files;
 mod frames;
 mod handmade;
 mod lines;
+mod modules;
 
 use address::Gva;
 

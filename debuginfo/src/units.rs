@@ -42,6 +42,22 @@ pub(crate) struct UnitList {
     pub(crate) roots: Vec<String>,
 }
 
+impl UnitList {
+    /// Puts the directories `kernel` in place of the directories within.
+    pub(crate) fn prefer_roots(&mut self, kernel: &[String]) {
+        let kernel = kernel.iter().filter(|root| !root.is_empty());
+        self.roots
+            .retain(|own| kernel.clone().all(|root| !own.starts_with(root.as_str())));
+        self.roots.extend(kernel.cloned());
+        sort_roots(&mut self.roots);
+    }
+}
+
+/// Puts the longest first: a directory may be within another.
+fn sort_roots(roots: &mut [String]) {
+    roots.sort_by_key(|root| std::cmp::Reverse(root.len()));
+}
+
 /// Reads the header and the root entry of each unit.
 pub(crate) fn index(reader: &UnitReader<'_>, budget: &mut Budget) -> Result<UnitList, OpenError> {
     let mut units = Vec::new();
@@ -85,8 +101,7 @@ pub(crate) fn index(reader: &UnitReader<'_>, budget: &mut Budget) -> Result<Unit
         });
     }
     let mut roots: Vec<String> = roots.into_iter().chain(root).collect();
-    // A directory may be within another.
-    roots.sort_by_key(|root| std::cmp::Reverse(root.len()));
+    sort_roots(&mut roots);
     Ok(UnitList { units, roots })
 }
 

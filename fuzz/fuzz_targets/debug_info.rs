@@ -1,4 +1,4 @@
-//! A file with debug information: a small program of the host's compiler.
+//! A file with debug information: a small program of the host's compiler, linked or as a module.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -6,18 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use address::Gva;
-use debuginfo::DebugInfo;
 use debuginfo::synthetic::{CALL_LINES, LEAF_LINE, Program};
+use debuginfo::{DebugInfo, OpenError};
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use tempfile::TempDir;
 
-const FLAGS: [&[&str]; 4] = [
+/// The last makes a relocatable file.
+const FLAGS: [&[&str]; 5] = [
     &["-gdwarf-4"],
     &["-gdwarf-5"],
     &["-gdwarf-5", "-gz=zlib"],
     &["-gdwarf-5", "-gstrict-dwarf"],
+    &["-gdwarf-5", "-r"],
 ];
+const MODULE: usize = 4;
 const FUNCTIONS: [&str; 4] = ["one", "two", "other", "code"];
 
 /// A program as the compiler wrote it, and the addresses of its functions.
@@ -26,10 +29,20 @@ struct Intact {
     functions: [Gva; 4],
 }
 
-static PROGRAMS: LazyLock<[Intact; 4]> = LazyLock::new(|| {
+/// Opens the file of the program with this number in [`FLAGS`].
+fn open(number: usize, path: &Path) -> Result<DebugInfo, OpenError> {
+    match number {
+        MODULE => DebugInfo::open_module(path, &[]),
+        _ => DebugInfo::open(path),
+    }
+}
+
+static PROGRAMS: LazyLock<[Intact; 5]> = LazyLock::new(|| {
+    let mut number = 0;
     FLAGS.map(|flags| {
         let program = Program::compile(flags);
-        let info = DebugInfo::open(&program.path()).expect("an intact file");
+        let info = open(number, &program.path()).expect("an intact file");
+        number += 1;
         let address = |name| info.symbols().lookup(name).expect("a function").address;
         Intact {
             file: std::fs::read(program.path()).expect("a file"),
@@ -55,7 +68,8 @@ struct Case {
 }
 
 fuzz_target!(|case: Case| {
-    let Intact { file, functions } = &PROGRAMS[usize::from(case.program) % FLAGS.len()];
+    let number = usize::from(case.program) % FLAGS.len();
+    let Intact { file, functions } = &PROGRAMS[number];
     let mut file = file.clone();
     for change in &case.changes {
         change.apply(&mut file, 0);
@@ -66,12 +80,12 @@ fuzz_target!(|case: Case| {
     let path = &FOLDER.1;
     std::fs::write(path, &file).expect("a file in memory");
     let is_whole = case.changes.is_empty() && case.kept.is_none();
-    ask(path, functions, &case, is_whole);
+    ask(open(number, path), functions, &case, is_whole);
 });
 
-/// Asks the file at `path` everything that can be asked.
-fn ask(path: &Path, functions: &[Gva; 4], case: &Case, is_whole: bool) {
-    let Ok(mut info) = DebugInfo::open(path) else {
+/// Asks an opened file everything that can be asked.
+fn ask(opened: Result<DebugInfo, OpenError>, functions: &[Gva; 4], case: &Case, is_whole: bool) {
+    let Ok(mut info) = opened else {
         assert!(!is_whole, "the intact file is refused");
         return;
     };
