@@ -181,7 +181,8 @@ fn of_value(typed: &Typed) -> usize {
 /// The heap data of a stack.
 fn of_stack(frames: Option<&[StackFrame]>) -> usize {
     let frame = |frame: &StackFrame| {
-        let names = [&frame.symbol, &frame.module].into_iter().flatten();
+        let names = [&frame.symbol, &frame.module, &frame.build_id];
+        let names = names.into_iter().flatten();
         size_of_val(frame) + names.map(String::len).sum::<usize>()
     };
     frames.into_iter().flatten().map(frame).sum()
@@ -286,7 +287,9 @@ mod tests {
 
     #[test]
     fn stacks_count_as_memory() {
-        let frame = serde_json::json!({"address": "0x1", "symbol": "s".repeat(100), "module": "m"});
+        let frame = serde_json::json!({
+            "address": "0x1", "symbol": "s".repeat(100), "module": "m", "build_id": "0".repeat(40),
+        });
         let number = "0x0";
         let registers = [
             "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
@@ -303,7 +306,7 @@ mod tests {
         let plain: Event = serde_json::from_value(event.clone()).expect("a return");
         event["stack"] = vec![frame; 64].into();
         let with_stack: Event = serde_json::from_value(event).expect("a return");
-        let frame_bytes = size_of::<StackFrame>() + 101;
+        let frame_bytes = size_of::<StackFrame>() + 141;
         assert_eq!(bytes(&with_stack) - bytes(&plain), 64 * frame_bytes);
     }
 

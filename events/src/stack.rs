@@ -22,6 +22,9 @@ pub struct StackFrame {
     /// The module of the function.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub module: Option<String>,
+    /// The build-id of the module, as in the file with its debug information; absent without a module, and if the guest has none in memory.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub build_id: Option<String>,
     /// The place in the kernel's sources; absent without debug information.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<Box<FrameSource>>,
@@ -69,6 +72,9 @@ pub struct Frame {
     /// Whether the address lies behind a call. Absent for `false`, as below an interrupt.
     #[serde(skip_serializing_if = "is_false", default)]
     pub is_return_address: bool,
+    /// The build-id of the module, as in the file with its debug information; absent without a module, and if the guest has none in memory.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub build_id: Option<String>,
     /// The place in the kernel's sources; absent without debug information.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<Box<FrameSource>>,
@@ -80,6 +86,7 @@ impl From<StackFrame> for Frame {
             ip: frame.address,
             symbol: frame.to_string(),
             is_return_address: frame.is_return_address,
+            build_id: frame.build_id,
             source: frame.source,
         }
     }
@@ -98,6 +105,7 @@ impl Frame {
             symbol: symbol.contains('+').then(|| symbol.to_owned()),
             is_return_address: self.is_return_address,
             module: module.map(str::to_owned),
+            build_id: self.build_id.clone(),
             source: self.source.clone(),
         }
     }
@@ -187,7 +195,7 @@ mod tests {
     #[test]
     fn frame_of_a_panic_is_that_of_other_stacks() {
         for json in [
-            r#"{"address":"0xffffffffa0000005","symbol":"f+0x5/0x10","is_return_address":true,"module":"m"}"#,
+            r#"{"address":"0xffffffffa0000005","symbol":"f+0x5/0x10","is_return_address":true,"module":"m","build_id":"00ab"}"#,
             r#"{"address":"0x1","symbol":"f+0x5/0x10","source":{"file":"a.c","line":3}}"#,
             r#"{"address":"0xffffffffa0000005","module":"m"}"#,
             r#"{"address":"0x1"}"#,

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
+use confine::FileRights;
 use control::{ControlSocket, Incoming, SocketError};
 use events::judge::Verdict;
 use files::CreateError;
@@ -24,7 +25,7 @@ use crate::run::merge::{MergeError, Plan, merge};
 use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
-use crate::source_lines::{SourceLinesError, replace};
+use crate::source_lines::{DEBUG_ROOT, SourceLinesError, replace};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -149,9 +150,10 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     for note in &replaced.notes {
         tell(printable(note).into_owned());
     }
-    let lines = replaced.info;
-    let lines = lines.map(|info| FrameLines::new(info, guest.kernel.symbols().clone()));
     let kernel = &guest.kernel;
+    let lines = replaced.info;
+    let lines = lines.map(|(info, files)| FrameLines::new(info, kernel.symbols().clone(), files));
+    let has_lines = lines.is_some();
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     guest.check(&config)?;
     let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
@@ -172,9 +174,13 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     let reporter = Reporter::open(&output, &config.console, lines, progress.clone(), &stop)?;
     // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
     progress.rest();
-    let add = |rights: &mut _| {
+    let add = |rights: &mut FileRights| {
         config.add_rights(rights);
         place.add_rights(rights);
+        // Those of modules are opened when the first frames of the modules come.
+        rights
+            .read
+            .extend(has_lines.then(|| PathBuf::from(DEBUG_ROOT)));
     };
     let sandbox = config.sandbox;
     sandbox.put_in_force(identity.as_ref(), add, &tell)?;

@@ -21,6 +21,9 @@ pub(crate) enum ReportError {
     /// The host has no thread to give.
     #[error("cannot start the thread that writes events")]
     Thread(#[source] io::Error),
+    /// The host has no thread to give.
+    #[error("cannot start the thread that opens debug files of modules")]
+    FilesThread(#[source] io::Error),
 }
 
 /// A stream that failed.

@@ -10,10 +10,12 @@
 //! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
 //! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
+mod code_lines;
 mod error;
 mod frame_lines;
 mod json;
 mod lines;
+mod module_lines;
 mod printable;
 mod progress;
 mod sink;
@@ -92,8 +94,13 @@ impl Opened {
     /// If the host has no thread to give.
     pub(crate) fn start(self) -> Result<Reporter, ReportError> {
         let Self {
-            writer, receiver, ..
+            mut writer,
+            receiver,
+            ..
         } = self;
+        if let Some(lines) = &mut writer.frame_lines {
+            lines.open_on_thread().map_err(ReportError::FilesThread)?;
+        }
         let thread = std::thread::Builder::new()
             .name("report".to_owned())
             .spawn(move || {

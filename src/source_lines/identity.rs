@@ -1,6 +1,6 @@
 //! Which kernel a debug file must belong to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use introspect::BuildId;
 
@@ -36,15 +36,13 @@ impl<'k> KernelIdentity<'k> {
     /// The files that may have the kernel's debug information, the likeliest first.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
         let own = self.own.as_ref().map(|(path, _)| path.clone());
-        let by_id = self.build_id.as_deref().and_then(|id| {
-            let (directory, file) = id.split_at_checked(2)?;
-            Some(format!("{DEBUG_ROOT}/.build-id/{directory}/{file}.debug"))
-        });
+        let root = Path::new(DEBUG_ROOT);
+        let id = self.build_id.as_deref();
+        let by_id = id.and_then(|id| debug_file_of(root, id));
         let by_release = self
             .release()
-            .map(|release| format!("{DEBUG_ROOT}/boot/vmlinux-{release}"));
-        let found = [by_id, by_release].into_iter().flatten().map(PathBuf::from);
-        own.into_iter().chain(found).collect()
+            .map(|release| root.join(format!("boot/vmlinux-{release}")));
+        [own, by_id, by_release].into_iter().flatten().collect()
     }
 
     /// The Debian package with the debug file.
@@ -58,13 +56,19 @@ impl<'k> KernelIdentity<'k> {
     }
 
     /// The release in the version line. A guest may write anything there, and the release becomes part of a path.
-    fn release(&self) -> Option<&str> {
+    pub(super) fn release(&self) -> Option<&str> {
         let banner = self.banner.as_deref()?;
         let release = banner.strip_prefix("Linux version ")?.split(' ').next()?;
         let fits = |c: char| c.is_ascii_alphanumeric() || "._+~-".contains(c);
         (release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(fits))
             .then_some(release)
     }
+}
+
+/// The debug file with this build-id, in hexadecimal digits, below the folder `root`.
+pub(super) fn debug_file_of(root: &Path, build_id: &str) -> Option<PathBuf> {
+    let (folder, file) = build_id.split_at_checked(2)?;
+    Some(root.join(format!(".build-id/{folder}/{file}.debug")))
 }
 
 #[cfg(test)]

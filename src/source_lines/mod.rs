@@ -6,12 +6,14 @@
 
 mod debug_file;
 mod identity;
+mod module_files;
 mod replace;
 mod sites;
 mod spellings;
 
 pub(crate) use debug_file::open;
 pub(crate) use identity::{DEBUG_ROOT, KernelIdentity};
+pub(crate) use module_files::{ModuleFileError, ModuleFiles, ModuleId};
 pub(crate) use replace::{SourceLinesError, needy, replace};
 pub(crate) use sites::{KernelSymbols, sites};
 pub(crate) use spellings::Spellings;

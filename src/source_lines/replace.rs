@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::debug_file::{self, DebugFileError};
 use super::identity::KernelIdentity;
+use super::module_files::ModuleFiles;
 use super::sites::{KernelSymbols, SiteError, left_out, sites};
 use super::spellings::Spellings;
 use crate::config::{Boot, RunConfig};
@@ -68,8 +69,8 @@ fn is_needy(expectation: &Expectation) -> bool {
 /// The result of a replacement.
 #[derive(Debug, Default)]
 pub(crate) struct Replaced {
-    /// The debug file, if one was given or needed.
-    pub(crate) info: Option<DebugInfo>,
+    /// The debug file, if one was given or needed, and the debug files of modules.
+    pub(crate) info: Option<(DebugInfo, ModuleFiles)>,
     /// The user's words for the places.
     pub(crate) spellings: Spellings,
     /// The places and expectations that are left out, a sentence each.
@@ -134,8 +135,9 @@ pub(crate) fn replace(
     let Replacement {
         spellings, notes, ..
     } = replacement;
+    let modules = ModuleFiles::new(&identity, &info);
     Ok(Replaced {
-        info: Some(info),
+        info: Some((info, modules)),
         spellings,
         notes,
     })

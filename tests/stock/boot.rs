@@ -52,6 +52,12 @@ impl Stock {
         }
     }
 
+    /// The file of a module, decompressed.
+    pub(crate) fn module(&self, name: &str) -> Vec<u8> {
+        let module = self.modules.get(name).expect(name);
+        module.read().expect("a module")
+    }
+
     pub(crate) fn is_function(&self, name: &str) -> bool {
         let found = self.kernel.symbols().lookup(name);
         found.is_some_and(|symbol| symbol.is_text())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use control::Client;
 use events::Hit;
-use introspect::{PatchKind, Symbol};
+use introspect::{BuildId, PatchKind, Symbol};
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
@@ -317,8 +317,19 @@ fn check_module_and_tracer(image: &str) {
         .expecting(&probes)
         .run();
     assert!(ran.console.contains("stacks: done"), "{}", ran.told());
-    let stacks: Vec<(Vec<String>, Option<String>)> = ran
-        .hits()
+    let hits = ran.hits();
+    let called_by_module = hits.iter().filter_map(|hit| {
+        let caller = hit.stack.as_deref()?.get(1)?;
+        (caller.module.as_deref() == Some("tun")).then_some((hit.stack.as_deref()?, caller))
+    });
+    let file = BuildId::of_elf(&stock.module("tun")).map(|id| id.to_string());
+    assert!(file.is_some());
+    for (stack, caller) in called_by_module {
+        assert_eq!(caller.build_id, file, "{caller:?}");
+        assert!(caller.is_return_address && !stack[0].is_return_address);
+        assert_eq!(stack[0].build_id, None);
+    }
+    let stacks: Vec<(Vec<String>, Option<String>)> = hits
         .into_iter()
         .map(|hit| {
             let frames = hit.stack.iter().flatten().map(ToString::to_string);

@@ -122,6 +122,7 @@ impl Crashes {
                     ip: ip.into(),
                     symbol,
                     is_return_address: true,
+                    build_id: None,
                     source: None,
                 });
                 if frames.len() == MAX_FRAMES {

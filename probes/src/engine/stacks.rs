@@ -243,16 +243,20 @@ impl StackView<'_> {
     fn frame(&self, frame: CodeFrame) -> StackFrame {
         // See `CodeFrame::is_return_address`.
         let within = Gva(frame.ip.0.wrapping_sub(u64::from(frame.is_return_address)));
-        let (symbol, module) = match self.linked(within) {
-            Some(linked) => (self.kernel_symbol(linked, frame), None),
-            None => self.module_symbol(within, frame),
-        };
-        StackFrame {
+        let bare = StackFrame {
             address: frame.ip.into(),
-            symbol,
+            symbol: None,
             is_return_address: frame.is_return_address,
-            module,
+            module: None,
+            build_id: None,
             source: None,
+        };
+        match self.linked(within) {
+            Some(linked) => StackFrame {
+                symbol: self.kernel_symbol(linked, frame),
+                ..bare
+            },
+            None => self.in_module(within, frame, bare),
         }
     }
 
@@ -284,13 +288,17 @@ impl StackView<'_> {
         within(&symbol, at)
     }
 
-    fn module_symbol(&self, at: Gva, frame: CodeFrame) -> (Option<String>, Option<String>) {
+    /// The frame `bare` with the names of the module that has the code at `at`.
+    fn in_module(&self, at: Gva, frame: CodeFrame, bare: StackFrame) -> StackFrame {
         let Some(module) = self.module_at(at) else {
-            return (None, None);
+            return bare;
         };
-        let name = Some(module.name().to_owned());
+        let named = StackFrame {
+            module: Some(module.name().to_owned()),
+            ..bare
+        };
         let Some(module) = self.with_symbols(module) else {
-            return (None, name);
+            return named;
         };
         let symbols = module.symbols();
         let after = symbols.partition_point(|symbol| symbol.address <= at);
@@ -298,7 +306,11 @@ impl StackView<'_> {
             .iter()
             .rev()
             .find(|symbol| symbol.is_text());
-        (text.and_then(|symbol| within(symbol, frame.ip)), name)
+        StackFrame {
+            symbol: text.and_then(|symbol| within(symbol, frame.ip)),
+            build_id: module.build_id().map(ToString::to_string),
+            ..named
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use control::Client;
 
 use super::error::RemoteError;
 use crate::report::{FrameLines, printable};
-use crate::source_lines::{self, KernelIdentity, SourceLinesError};
+use crate::source_lines::{self, KernelIdentity, ModuleFiles, SourceLinesError};
 use crate::stderr::say;
 
 /// The kernel of a run, by the run's own word.
@@ -34,7 +34,8 @@ pub(super) fn frame_lines(
     let info = source_lines::open(Some(path), &kernel, "").map_err(SourceLinesError::from)?;
     // The build-ids are equal, so the symbols are the kernel's.
     let symbols = info.symbols().clone();
-    Ok(Some(FrameLines::new(info, symbols)))
+    let modules = ModuleFiles::new(&kernel, &info);
+    Ok(Some(FrameLines::new(info, symbols, modules)))
 }
 
 /// Prints the reasons why frames have no lines.

@@ -163,7 +163,7 @@ fn boot(
     let kernel = &guest.kernel;
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     let lines = replaced.info;
-    let lines = lines.map(|info| FrameLines::new(info, kernel.symbols().clone()));
+    let lines = lines.map(|(info, files)| FrameLines::new(info, kernel.symbols().clone(), files));
     guest.check(&config)?;
     let judged = Judged::new(expectations, stop.clone());
     let ends = Ends {

@@ -55,11 +55,13 @@ pub(super) fn give_up(
     }
 }
 
-/// The debug file of the kernel that the user names, or the folder with the debug files of this host if the case needs one.
-fn debug_files(case: &Case) -> Option<PathBuf> {
+/// If the case uses debug information, the folder with the debug files of this host, which may have those of modules, and the file that the user
+/// names.
+fn debug_files(case: &Case) -> Vec<PathBuf> {
+    let named = &case.debug_info;
     let is_needy = || needy(&case.plan.config, &case.plan.expectations).is_some();
-    let found = || is_needy().then(|| DEBUG_ROOT.into());
-    case.debug_info.clone().or_else(found)
+    let folder = (named.is_some() || is_needy()).then(|| DEBUG_ROOT.into());
+    named.clone().into_iter().chain(folder).collect()
 }
 
 /// Checks that the process, which now has the user `uid`, can still read the files of the cases.
@@ -114,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn debug_file_is_the_named_one_or_one_of_the_host_if_a_probe_needs_it() {
+    fn case_with_debug_information_may_read_the_named_file_and_those_of_the_host() {
         let needy = "[[probe]]\nat = 'kprobe:fs/open.c:1'\n";
         let named = ["--debug-info", "/d/vmlinux"];
-        assert_eq!(debug_files(&case("", &[])), None);
-        assert_eq!(debug_files(&case(needy, &[])), Some(DEBUG_ROOT.into()));
+        assert_eq!(debug_files(&case("", &[])), [] as [PathBuf; 0]);
+        assert_eq!(debug_files(&case(needy, &[])), [PathBuf::from(DEBUG_ROOT)]);
         for tables in ["", needy] {
             let found = debug_files(&case(tables, &named));
-            assert_eq!(found, Some("/d/vmlinux".into()));
+            assert_eq!(found, ["/d/vmlinux", DEBUG_ROOT].map(PathBuf::from));
         }
     }
 }

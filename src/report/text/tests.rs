@@ -170,6 +170,7 @@ fn stack_has_an_indented_line_for_each_frame() {
         symbol: symbol.map(str::to_owned),
         is_return_address: false,
         module: module.map(str::to_owned),
+        build_id: None,
         source: None,
     };
     let hit = Event::Hit(Hit {
