@@ -12,6 +12,7 @@ mod package;
 mod work_dir;
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ pub use mirror_error::{MirrorError, UriError};
 use namespace::can_become;
 pub(crate) use package::Package;
 use package::parse_package;
+use tempfile::TempDir;
 pub use work_dir::WorkDirError;
 use work_dir::{SandboxUser, WorkDir};
 
@@ -70,21 +72,14 @@ impl Suite {
     /// The apt of the suite `name`. Unless apt has a sandbox, apt works in the directory `dir` of the cache. The caller holds the suite's
     /// lock.
     pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, OpenError> {
-        let mut system = run("apt-config", Command::new("apt-config").arg("dump"))
-            .map_err(OpenError::Configuration)?
-            .stdout;
-        let work = match sandbox_user(&system) {
-            Some(user) if rustix::process::geteuid().is_root() => {
-                let user = with_uid(user)?;
-                match can_become(user.uid) {
-                    true => WorkDir::for_sandbox(user),
-                    false => {
-                        system += "APT::Sandbox::User \"root\";\n";
-                        WorkDir::in_cache(dir)
-                    }
-                }
+        let mut system = system_configuration()?;
+        let work = match Downloads::of(&system)? {
+            Downloads::Sandboxed(user) => WorkDir::for_sandbox(user),
+            Downloads::ByRoot => {
+                system += "APT::Sandbox::User \"root\";\n";
+                WorkDir::in_cache(dir)
             }
-            _ => WorkDir::in_cache(dir),
+            Downloads::ByUser => WorkDir::in_cache(dir),
         };
         Ok(Self {
             name: name.to_owned(),
@@ -183,6 +178,83 @@ impl Suite {
     }
 }
 
+/// A directory for the download of a single file by the system's apt.
+#[derive(Debug)]
+pub(crate) struct DownloadPlace {
+    dir: TempDir,
+    /// The parent of the directory, if apt has a sandbox.
+    work: Option<WorkDir>,
+    /// Whether apt has to be told that it has no sandbox.
+    by_root: bool,
+}
+
+impl DownloadPlace {
+    /// Makes the directory.
+    pub(crate) fn make() -> Result<Self, OpenError> {
+        let downloads = Downloads::of(&system_configuration()?)?;
+        let by_root = matches!(downloads, Downloads::ByRoot);
+        let failed =
+            |error: io::Error| OpenError::Configuration(failed_io(&env::temp_dir(), &error));
+        let (dir, work) = match downloads {
+            Downloads::Sandboxed(user) => {
+                let work = WorkDir::for_sandbox(user).map_err(OpenError::WorkDir)?;
+                (work.download_dir().map_err(failed)?, Some(work))
+            }
+            Downloads::ByRoot | Downloads::ByUser => (tempfile::tempdir().map_err(failed)?, None),
+        };
+        Ok(Self { dir, work, by_root })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The options of apt's programs.
+    pub(crate) fn options(&self) -> &'static [&'static str] {
+        match self.by_root {
+            true => &["-o", "APT::Sandbox::User=root"],
+            false => &[],
+        }
+    }
+
+    /// Whether apt has a sandbox, which must stay on.
+    pub(crate) fn has_sandbox(&self) -> bool {
+        self.work.is_some()
+    }
+}
+
+/// The user of apt's downloads.
+enum Downloads {
+    /// The user of apt's sandbox, if root starts apt.
+    Sandboxed(SandboxUser),
+    /// Root, in a user namespace without the sandbox's user.
+    ByRoot,
+    /// The user of this process, and root if the administrator has switched the sandbox off.
+    ByUser,
+}
+
+impl Downloads {
+    /// The user by the system's configuration.
+    fn of(system: &str) -> Result<Self, OpenError> {
+        match sandbox_user(system) {
+            Some(user) if rustix::process::geteuid().is_root() => {
+                let user = with_uid(user)?;
+                Ok(match can_become(user.uid) {
+                    true => Self::Sandboxed(user),
+                    false => Self::ByRoot,
+                })
+            }
+            _ => Ok(Self::ByUser),
+        }
+    }
+}
+
+/// The system's configuration of apt.
+fn system_configuration() -> Result<String, OpenError> {
+    let dump = run("apt-config", Command::new("apt-config").arg("dump"));
+    Ok(dump.map_err(OpenError::Configuration)?.stdout)
+}
+
 /// Unpacks the contents of the package file `deb` into the directory `into`.
 pub(crate) fn unpack(deb: &Path, into: &Path) -> Result<(), ToolFailure> {
     run(
@@ -247,7 +319,7 @@ fn with_uid(user: &str) -> Result<SandboxUser, OpenError> {
 }
 
 /// apt's notice of a download as root.
-fn lost_sandbox(stderr: &str) -> Option<&str> {
+pub(crate) fn lost_sandbox(stderr: &str) -> Option<&str> {
     stderr.lines().find(|line| {
         ["performed unsandboxed", "No sandbox user"]
             .iter()
@@ -280,7 +352,7 @@ fn run(program: &'static str, command: &mut Command) -> Result<Printed, ToolFail
 }
 
 /// The first error in the output of apt or dpkg, without the mark.
-fn complaint(stderr: &str) -> String {
+pub(crate) fn complaint(stderr: &str) -> String {
     let line = stderr
         .lines()
         .find_map(|line| {

@@ -4,6 +4,7 @@
 //!   [fetches](Store::fetch) missing images through apt, with a private configuration.
 //! - [`CachedFile`] is a file of an image; a read compares the digest.
 //! - [`ModuleTree`] finds a stock kernel's modules and the order to load them in.
+//! - [`download()`] fetches a single file, through apt, too.
 //! - [`Initramfs`] builds an initramfs in memory, the same bytes every time.
 //! - [`demo`] is the guest of a newcomer's first command, [`workload`] an init with known numbers of system calls,
 //!   [`testguest`] a bare-metal kernel with self-checks, [`hostile`] a guest that attacks the VMM.
@@ -16,6 +17,7 @@ mod cached_file;
 mod catalog;
 mod digest;
 mod directory;
+mod download;
 mod fetch;
 mod image;
 mod modules;
@@ -34,6 +36,7 @@ pub use cached_file::{CachedFile, CachedFileError, ChangedFile};
 pub use catalog::{Catalog, CatalogError, Fetched, ImageEntry, ImageKind};
 pub use digest::{Digest, ParseDigestError};
 pub use directory::DirectoryError;
+pub use download::{DownloadError, DownloadLimits, Downloaded, download};
 pub use fetch::{FetchError, Freshness, cached, fetch};
 pub use image::{Image, ImageRecord, PackageRecord};
 pub use initramfs::{Initramfs, InitramfsError};
