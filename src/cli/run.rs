@@ -68,8 +68,8 @@ pub(crate) struct RunArgs {
     /// What to probe (repeatable)
     #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
     pub(crate) probes: Vec<String>,
-    /// The kernel's debug information, for source lines: a vmlinux with DWARF [default: the file of the kernel's build-id under
-    /// /usr/lib/debug, if a probe needs one]
+    /// The kernel's debug information, for source lines: a vmlinux with DWARF [default: if a probe needs one, the file of the kernel's
+    /// build-id under /usr/lib/debug, or of a server in DEBUGINFOD_URLS]
     #[arg(long, value_name = "FILE", help_heading = "Probes")]
     pub(crate) debug_info: Option<PathBuf>,
     /// Show the kernel's stack at the hits and returns of the probes of -p

@@ -25,7 +25,7 @@ use crate::run::merge::{MergeError, Plan, merge};
 use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
-use crate::source_lines::{DEBUG_ROOT, SourceLinesError, replace};
+use crate::source_lines::{MayFetch, SourceLinesError, debug_folders, replace};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -146,7 +146,13 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     let guest = Guest::load(&config, &show)?;
     let debug_info = args.debug_info.as_deref();
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let replaced = replace(&mut config, &mut expectations, &guest, debug_info, &show)?;
+    let replaced = replace(
+        &mut config,
+        &mut expectations,
+        &guest,
+        debug_info,
+        MayFetch::Yes(&show),
+    )?;
     for note in &replaced.notes {
         tell(printable(note).into_owned());
     }
@@ -178,9 +184,9 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         config.add_rights(rights);
         place.add_rights(rights);
         // Those of modules are opened when the first frames of the modules come.
-        rights
-            .read
-            .extend(has_lines.then(|| PathBuf::from(DEBUG_ROOT)));
+        if has_lines {
+            rights.read.extend(debug_folders());
+        }
     };
     let sandbox = config.sandbox;
     sandbox.put_in_force(identity.as_ref(), add, &tell)?;

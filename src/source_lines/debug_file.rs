@@ -7,6 +7,7 @@ use debuginfo::{DebugInfo, OpenError};
 use files::ReadError;
 use thiserror::Error;
 
+use super::debuginfod::{Debuginfod, FetchFileError};
 use super::identity::KernelIdentity;
 use crate::exit::{Exit, Failure};
 
@@ -55,6 +56,9 @@ pub(crate) enum DebugFileError {
         /// The Debian package with the file.
         package: Option<String>,
     },
+    /// A server of debuginfod.
+    #[error(transparent)]
+    Fetch(Box<FetchFileError>),
     /// No file was given, and the one that was found is damaged, unreadable or another kernel's.
     #[error("cannot probe `{spec}` with the debug information that this host has for the kernel")]
     Unusable {
@@ -67,6 +71,12 @@ pub(crate) enum DebugFileError {
     },
 }
 
+impl From<FetchFileError> for DebugFileError {
+    fn from(error: FetchFileError) -> Self {
+        Self::Fetch(Box::new(error))
+    }
+}
+
 impl Failure for DebugFileError {
     fn exit(&self) -> Exit {
         Exit::Usage
@@ -74,11 +84,17 @@ impl Failure for DebugFileError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Open { .. } => None,
+            Self::Open { .. } | Self::Fetch(_) => None,
             Self::OtherKernel { package, .. } | Self::Missing { package, .. } => Some(match package {
                 Some(package) => format!("install Debian's {package}, or give the vmlinux of this build: --debug-info FILE"),
                 None => "give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
             }),
+            Self::Unusable { package, source, .. } if matches!(**source, Self::Fetch(_)) => {
+                let package = package.as_ref();
+                let install = package.map(|package| format!("install Debian's {package}, "));
+                let install = install.unwrap_or_default();
+                Some(format!("correct DEBUGINFOD_URLS or the network, {install}or give the vmlinux of this build: --debug-info FILE"))
+            }
             Self::Unusable { package, .. } => Some(match package {
                 Some(package) => format!("install Debian's {package} again, or give the vmlinux of this build: --debug-info FILE"),
                 None => "replace the file, or give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
@@ -90,34 +106,58 @@ impl Failure for DebugFileError {
     }
 }
 
-/// Opens the file `given`, or else a file that belongs to `kernel` and exists on this host; `spec` is the probe that needs the file.
+/// Whether a file that this host does not have may be fetched. A process that works for a guest may not.
+#[derive(Clone, Copy)]
+pub(crate) enum MayFetch<'s> {
+    /// From the servers of debuginfod, if the environment names any. The function gets the progress.
+    Yes(&'s dyn Fn(String)),
+    No,
+}
+
+/// Opens the file `given`, or else a file that belongs to `kernel` and exists on this host or, with `may_fetch`, on a server of debuginfod; `spec`
+/// is the probe that needs the file.
 pub(crate) fn open(
     given: Option<&Path>,
     kernel: &KernelIdentity<'_>,
     spec: &str,
+    may_fetch: MayFetch<'_>,
 ) -> Result<DebugInfo, DebugFileError> {
     if let Some(path) = given {
-        let info = DebugInfo::open(path).map_err(|source| DebugFileError::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        check(path, &info, kernel)?;
-        return Ok(info);
+        return named(path, kernel);
     }
-    among(&kernel.candidates(), kernel, spec)
+    let servers = Debuginfod::from_env();
+    search(
+        kernel.candidates(),
+        kernel,
+        spec,
+        servers.as_ref(),
+        may_fetch,
+    )
 }
 
-/// Opens the first of `paths` that belongs to `kernel`.
-fn among(
-    paths: &[PathBuf],
+/// Opens the first of `paths` that belongs to `kernel`, or else the file of `servers`.
+fn search(
+    mut paths: Vec<PathBuf>,
     kernel: &KernelIdentity<'_>,
     spec: &str,
+    servers: Option<&Debuginfod>,
+    may_fetch: MayFetch<'_>,
 ) -> Result<DebugInfo, DebugFileError> {
+    let by_id = servers.zip(kernel.build_id.as_deref());
+    paths.extend(by_id.and_then(|(servers, id)| servers.cached(id)));
     let mut last = None;
-    for path in paths {
+    for path in &paths {
         match candidate(path, kernel) {
             Ok(info) => return Ok(info),
             Err(error) => last = error.or(last),
+        }
+    }
+    if let (Some((servers, id)), MayFetch::Yes(say)) = (by_id, may_fetch) {
+        let opened = |path: &Path| named(path, kernel);
+        match servers.fetch(id, opened, say) {
+            Ok(Some(info)) => return Ok(info),
+            Ok(None) => (),
+            Err(error) => last = Some(error),
         }
     }
     let (spec, package) = (spec.to_owned(), kernel.package());
@@ -136,6 +176,16 @@ fn among(
             package,
         },
     })
+}
+
+/// Opens `path`, which must belong to `kernel`.
+fn named(path: &Path, kernel: &KernelIdentity<'_>) -> Result<DebugInfo, DebugFileError> {
+    let info = DebugInfo::open(path).map_err(|source| DebugFileError::Open {
+        path: path.to_owned(),
+        source,
+    })?;
+    check(path, &info, kernel)?;
+    Ok(info)
 }
 
 /// Opens a file that the user has not named. `Err(None)` if there is no such file, or if the kernel's own file has no debug information, as

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use introspect::BuildId;
+use probes::Kernel;
 
 use crate::kernel_input::KernelInput;
 use crate::run::guest::Guest;
@@ -26,10 +27,15 @@ pub(crate) struct KernelIdentity<'k> {
 impl<'k> KernelIdentity<'k> {
     /// The kernel of a run that this process starts.
     pub(crate) fn of_guest(input: &KernelInput, guest: &'k Guest) -> Self {
+        Self::of_kernel(input, &guest.vmlinux, &guest.kernel)
+    }
+
+    /// The kernel in the file `input`, which has the ELF file `vmlinux`.
+    pub(crate) fn of_kernel(input: &KernelInput, vmlinux: &'k [u8], kernel: &Kernel) -> Self {
         Self {
-            build_id: BuildId::of_elf(&guest.vmlinux).map(|id| id.to_string()),
-            banner: guest.kernel.banner().map(str::to_owned),
-            own: Some((input.path(), &guest.vmlinux)),
+            build_id: BuildId::of_elf(vmlinux).map(|id| id.to_string()),
+            banner: kernel.banner().map(str::to_owned),
+            own: Some((input.path(), vmlinux)),
         }
     }
 

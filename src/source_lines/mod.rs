@@ -5,14 +5,16 @@
 //! `docs/lines.md`.
 
 mod debug_file;
+mod debuginfod;
 mod identity;
 mod module_files;
 mod replace;
 mod sites;
 mod spellings;
 
-pub(crate) use debug_file::open;
-pub(crate) use identity::{DEBUG_ROOT, KernelIdentity};
+pub(crate) use debug_file::{MayFetch, open};
+pub(crate) use debuginfod::{Debuginfod, debug_folders};
+pub(crate) use identity::KernelIdentity;
 pub(crate) use module_files::{ModuleFileError, ModuleFiles, ModuleId};
 pub(crate) use replace::{SourceLinesError, needy, replace};
 pub(crate) use sites::{KernelSymbols, sites};

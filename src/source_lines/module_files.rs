@@ -12,6 +12,7 @@ use debuginfo::{DebugInfo, OpenError};
 use files::ReadError;
 use thiserror::Error;
 
+use super::debuginfod::Debuginfod;
 use super::identity::{DEBUG_ROOT, KernelIdentity, debug_file_of};
 
 /// Where distributions put the modules of a release, below the folder of debug files.
@@ -92,6 +93,8 @@ pub(crate) struct ModuleFiles {
     root: PathBuf,
     /// The kernel's release, which is the name of the folder with its modules.
     release: Option<String>,
+    /// The cache of debuginfod, if the environment names servers.
+    servers: Option<Debuginfod>,
     /// The Debian package with the files.
     package: Option<String>,
     /// The directories of the kernel's sources.
@@ -106,6 +109,7 @@ impl ModuleFiles {
         Self {
             root: DEBUG_ROOT.into(),
             release: kernel.release().map(str::to_owned),
+            servers: Debuginfod::from_env(),
             package: kernel.package(),
             sources: info.source_directories().to_vec(),
             by_name: None,
@@ -118,6 +122,7 @@ impl ModuleFiles {
         Self {
             root: root.to_owned(),
             release: Some(release.to_owned()),
+            servers: None,
             package: None,
             sources: Vec::new(),
             by_name: None,
@@ -158,7 +163,9 @@ impl ModuleFiles {
             found
         });
         let named = by_name.get(&module.name).into_iter().flatten().cloned();
-        by_id.into_iter().chain(named).collect()
+        let servers = self.servers.as_ref();
+        let cached = servers.and_then(|servers| servers.cached(&module.build_id));
+        by_id.into_iter().chain(named).chain(cached).collect()
     }
 
     /// Opens `path`. `Err(None)` if there is no such file.

@@ -8,7 +8,7 @@ use manifest::{Expectation, ProbeConfig, ProbeSpec};
 use probes::{Kernel, resolve};
 use thiserror::Error;
 
-use super::debug_file::{self, DebugFileError};
+use super::debug_file::{self, DebugFileError, MayFetch};
 use super::identity::KernelIdentity;
 use super::module_files::ModuleFiles;
 use super::sites::{KernelSymbols, SiteError, left_out, sites};
@@ -78,22 +78,24 @@ pub(crate) struct Replaced {
 }
 
 /// Replaces the probes of `config` and of `expectations` that need debug information, and drops optional expectations about places that
-/// the kernel lacks; `say` gets the progress.
+/// the kernel lacks. A missing debug file is fetched if the process may.
 pub(crate) fn replace(
     config: &mut RunConfig,
     expectations: &mut Vec<Expectation>,
     guest: &Guest,
     given: Option<&Path>,
-    say: &dyn Fn(String),
+    may_fetch: MayFetch<'_>,
 ) -> Result<Replaced, SourceLinesError> {
     let needy = needy(config, expectations);
     if given.is_none() && needy.is_none() {
         return Ok(Replaced::default());
     }
-    say("reading the kernel's debug information".to_owned());
+    if let MayFetch::Yes(say) = may_fetch {
+        say("reading the kernel's debug information".to_owned());
+    }
     let identity = KernelIdentity::of_guest(&config.kernel, guest);
     let spec = needy.map(ToString::to_string).unwrap_or_default();
-    let info = match debug_file::open(given, &identity, &spec) {
+    let info = match debug_file::open(given, &identity, &spec, may_fetch) {
         Err(error @ (DebugFileError::Missing { .. } | DebugFileError::Unusable { .. })) => {
             return without_file(config, expectations, error);
         }

@@ -8,6 +8,7 @@
 
 mod confined;
 mod contract;
+mod debuginfod;
 mod ends;
 mod hostile;
 mod identity;

@@ -16,7 +16,7 @@ use crate::report::{Progress, printable};
 use crate::run::guest::{Guest, GuestError};
 use crate::run::judged::{AdmitError, admit};
 use crate::run::merge::{MergeError, merge};
-use crate::source_lines::{SourceLinesError, replace};
+use crate::source_lines::{MayFetch, SourceLinesError, replace};
 use crate::stderr;
 
 /// The reason why no verdicts can be printed.
@@ -135,7 +135,7 @@ fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, Chec
         &mut plan.expectations,
         &guest,
         debug_info,
-        &say,
+        MayFetch::Yes(&say),
     )?;
     for note in &replaced.notes {
         progress.pause(|| stderr::say(format_args!("hyprobe: {}", printable(note))));

@@ -6,7 +6,7 @@ use control::Client;
 
 use super::error::RemoteError;
 use crate::report::{FrameLines, printable};
-use crate::source_lines::{self, KernelIdentity, ModuleFiles, SourceLinesError};
+use crate::source_lines::{self, KernelIdentity, MayFetch, ModuleFiles, SourceLinesError};
 use crate::stderr::say;
 
 /// The kernel of a run, by the run's own word.
@@ -31,7 +31,8 @@ pub(super) fn frame_lines(
         return Ok(None);
     };
     let (kernel, _) = identity(client)?;
-    let info = source_lines::open(Some(path), &kernel, "").map_err(SourceLinesError::from)?;
+    let info = source_lines::open(Some(path), &kernel, "", MayFetch::No);
+    let info = info.map_err(SourceLinesError::from)?;
     // The build-ids are equal, so the symbols are the kernel's.
     let symbols = info.symbols().clone();
     let modules = ModuleFiles::new(&kernel, &info);

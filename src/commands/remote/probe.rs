@@ -15,8 +15,8 @@ use super::places::Places;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
-use crate::report::printable;
-use crate::source_lines::{self, KernelSymbols, SourceLinesError, sites};
+use crate::report::{Progress, printable};
+use crate::source_lines::{self, KernelSymbols, MayFetch, SourceLinesError, sites};
 use crate::stderr::say;
 
 /// Executes the command.
@@ -84,8 +84,12 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
         return Ok(args.specs.clone());
     };
     let (kernel, slide) = identity(client)?;
-    let info = source_lines::open(args.debug_info.as_deref(), &kernel, &needy.to_string())
-        .map_err(SourceLinesError::from)?;
+    let progress = Progress::on_stderr();
+    let show = |text| progress.say(text);
+    let given = args.debug_info.as_deref();
+    let info = source_lines::open(given, &kernel, &needy.to_string(), MayFetch::Yes(&show));
+    progress.clear();
+    let info = info.map_err(SourceLinesError::from)?;
     // The build-ids are equal, so the symbols are the kernel's.
     let kernel = KernelSymbols::new(info.symbols(), slide);
     let mut places = Places::default();

@@ -23,7 +23,7 @@ use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
 use crate::run::place::Place;
-use crate::source_lines::replace;
+use crate::source_lines::{MayFetch, replace};
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
 
@@ -158,7 +158,14 @@ fn boot(
     let guest = Guest::load(&config, &|_| {})?;
     let mut expectations = case.plan.expectations.clone();
     let debug_info = case.debug_info.as_deref();
-    let replaced = replace(&mut config, &mut expectations, &guest, debug_info, &|_| {})?;
+    // The process has no right to the network any more: see `debug_files`.
+    let replaced = replace(
+        &mut config,
+        &mut expectations,
+        &guest,
+        debug_info,
+        MayFetch::No,
+    )?;
     replaced.notes.iter().for_each(|note| tell(case, note));
     let kernel = &guest.kernel;
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;

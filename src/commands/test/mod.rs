@@ -12,6 +12,7 @@ mod artifacts;
 mod attempt;
 mod case;
 mod core_dump;
+mod debug_files;
 mod error;
 mod junit;
 mod print;
@@ -62,6 +63,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let jobs = jobs(cases, identity.as_ref(), progress, &tell)?;
+    debug_files::fetch(&jobs, &|text| progress.say(text), &tell);
     let mut outputs = Outputs::prepare(args)?;
     progress.rest();
     outputs.give_to(identity.as_ref())?;

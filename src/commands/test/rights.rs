@@ -14,7 +14,7 @@ use crate::cli::TestArgs;
 use crate::config::{Initrd, RunConfig};
 use crate::run::identity::IdentityError;
 use crate::sandbox::Sandbox;
-use crate::source_lines::{DEBUG_ROOT, needy};
+use crate::source_lines::{debug_folders, needy};
 
 /// Gives up the rights that no case needs. The process has a single thread.
 pub(super) fn give_up(
@@ -55,13 +55,14 @@ pub(super) fn give_up(
     }
 }
 
-/// If the case uses debug information, the folder with the debug files of this host, which may have those of modules, and the file that the user
+/// If the case uses debug information, the folders with the debug files of this host, which may have those of modules, and the file that the user
 /// names.
 fn debug_files(case: &Case) -> Vec<PathBuf> {
     let named = &case.debug_info;
     let is_needy = || needy(&case.plan.config, &case.plan.expectations).is_some();
-    let folder = (named.is_some() || is_needy()).then(|| DEBUG_ROOT.into());
-    named.clone().into_iter().chain(folder).collect()
+    let folders = (named.is_some() || is_needy()).then(debug_folders);
+    let folders = folders.into_iter().flatten();
+    named.clone().into_iter().chain(folders).collect()
 }
 
 /// Checks that the process, which now has the user `uid`, can still read the files of the cases.
@@ -120,10 +121,11 @@ mod tests {
         let needy = "[[probe]]\nat = 'kprobe:fs/open.c:1'\n";
         let named = ["--debug-info", "/d/vmlinux"];
         assert_eq!(debug_files(&case("", &[])), [] as [PathBuf; 0]);
-        assert_eq!(debug_files(&case(needy, &[])), [PathBuf::from(DEBUG_ROOT)]);
+        assert_eq!(debug_files(&case(needy, &[])), debug_folders());
         for tables in ["", needy] {
             let found = debug_files(&case(tables, &named));
-            assert_eq!(found, ["/d/vmlinux", DEBUG_ROOT].map(PathBuf::from));
+            let named = PathBuf::from("/d/vmlinux");
+            assert_eq!(found, [vec![named], debug_folders()].concat());
         }
     }
 }

@@ -79,6 +79,20 @@ fn file_is_found_by_build_id_and_by_the_name_of_the_module() {
 }
 
 #[test]
+fn file_in_the_cache_of_debuginfod_is_found() {
+    let fixture = Fixture::new();
+    let module = fixture.module();
+    fixture.put(0, &format!("cache/{}/debuginfo", module.build_id));
+    let mut files = fixture.files();
+    assert!(files.open(&module).is_err());
+    files.servers = Some(Debuginfod::at(
+        &["http://a"],
+        &fixture.root.path().join("cache"),
+    ));
+    files.open(&module).expect("found");
+}
+
+#[test]
 fn compressed_file_is_found() {
     let fixture = Fixture::new();
     let path = format!("lib/modules/{RELEASE}/two_words.ko");

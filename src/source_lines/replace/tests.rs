@@ -44,7 +44,7 @@ impl Kernel {
     fn replaced(&self, tables: &str) -> Result<(Plan, Vec<String>), String> {
         let (mut plan, guest) = self.plan(tables);
         let (config, expectations) = (&mut plan.config, &mut plan.expectations);
-        let replaced = replace(config, expectations, &guest, None, &|_| {});
+        let replaced = replace(config, expectations, &guest, None, MayFetch::No);
         let replaced = replaced.map_err(|error| chain(&error))?;
         let admitted = admit(
             &mut plan.config,
