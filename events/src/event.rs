@@ -12,7 +12,7 @@ use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
-use crate::stack::{Frame, StackFrame, VcpuStack};
+use crate::stack::{Frame, ProgramFrame, StackFrame, VcpuStack};
 use crate::typed::{Param, Task, Typed};
 
 /// One line of a run's output.
@@ -78,6 +78,12 @@ pub struct Hit {
     /// The reason why the stack ends early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stack_incomplete: Option<String>,
+    /// For a probe with stacks: the stack of the program that has called the kernel or was interrupted, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack: Option<Vec<ProgramFrame>>,
+    /// The reason why the program's stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack_incomplete: Option<String>,
 }
 
 /// A probed function returned.
@@ -117,6 +123,12 @@ pub struct Return {
     /// The reason why the stack ends early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stack_incomplete: Option<String>,
+    /// For a probe with stacks: the stack of the program that has called the kernel or was interrupted, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack: Option<Vec<ProgramFrame>>,
+    /// The reason why the program's stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack_incomplete: Option<String>,
 }
 
 fn is_zero(number: &usize) -> bool {

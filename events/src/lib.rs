@@ -23,5 +23,5 @@ pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
-pub use stack::{Frame, FrameSource, InlinedCall, StackFrame, VcpuStack};
+pub use stack::{Frame, FrameSource, InlinedCall, ProgramFrame, StackFrame, VcpuStack};
 pub use typed::{GuestMembers, GuestString, Number, Param, Task, Typed};

@@ -152,7 +152,36 @@ impl std::fmt::Display for StackFrame {
     }
 }
 
-/// The kernel stack of a vCPU.
+/// A function on the stack of a program.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramFrame {
+    /// The address of the instruction that is executed next in the function.
+    pub address: Hex,
+    /// The address as `function+0xoffset/0xsize`; absent if the file names no function there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub symbol: Option<String>,
+    /// The path of the file in the guest; absent for code of no file.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file: Option<String>,
+    /// The offset of the instruction in the file, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub offset: Option<Hex>,
+}
+
+/// `read+0x14/0x90 (/lib/libc.so.6)`, `/bin/busybox+0x1c20`, or the address.
+impl std::fmt::Display for ProgramFrame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.symbol, &self.file, &self.offset) {
+            (Some(symbol), Some(file), _) => write!(f, "{symbol} ({file})"),
+            (Some(symbol), None, _) => f.write_str(symbol),
+            (None, Some(file), Some(offset)) => write!(f, "{file}+{offset}"),
+            (None, ..) => self.address.fmt(f),
+        }
+    }
+}
+
+/// The stack of a vCPU.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuStack {
@@ -168,6 +197,12 @@ pub struct VcpuStack {
     /// The reason why the stack ends early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stack_incomplete: Option<String>,
+    /// The functions of the program that the vCPU runs, or that has called the kernel, the innermost first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack: Option<Vec<ProgramFrame>>,
+    /// The reason why the program's stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack_incomplete: Option<String>,
 }
 
 #[cfg(test)]

@@ -29,6 +29,11 @@ const GROUND: Source = Source {
     text: include_str!("../workload/ground.c"),
 };
 
+const CALLS: Source = Source {
+    name: "calls.c",
+    text: include_str!("../workload/calls.c"),
+};
+
 /// Headers for all inits.
 pub(crate) const HEADERS: [Source; 10] = [
     Source {
@@ -131,9 +136,24 @@ pub fn build_ground(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "ground", GROUND)
 }
 
+/// Compiles an init with programs that print the addresses they return to into `out_dir/calls`. The head of `workload/calls.c` has the
+/// output. The executable has unwind rules with a sorted table, as those of a distribution.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_calls(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    let rules = ["-fasynchronous-unwind-tables", "-Wl,--eh-frame-hdr"];
+    let flags: Vec<&str> = FLAGS.into_iter().chain(rules).collect();
+    compile(out_dir, "calls", &sources(CALLS), &flags)
+}
+
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
-    let sources: Vec<Source> = std::iter::once(main).chain(HEADERS).collect();
-    compile(out_dir, output, &sources, &FLAGS)
+    compile(out_dir, output, &sources(main), &FLAGS)
+}
+
+fn sources(main: Source) -> Vec<Source> {
+    std::iter::once(main).chain(HEADERS).collect()
 }
 
 /// Describes an initramfs with the executable `workload` as init.

@@ -13,6 +13,7 @@ mod fake;
 mod fixture;
 mod log;
 mod modules;
+mod programs;
 mod reads;
 mod structs;
 mod tasks;
@@ -22,6 +23,10 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
+pub use programs::{
+    NoDirectMap, ProgramFiles, ProgramFrame, ProgramRegisters, ProgramStack, ProgramStackReader,
+    ProgramStacks, StackEnd,
+};
 pub use reads::ReadsError;
 pub use structs::NoType;
 pub use tasks::{SwitchFrames, Task, TaskList, TaskListError, Thread};

@@ -39,6 +39,11 @@ impl<'v> Reads<'v> {
         Self { view, limit, left }
     }
 
+    /// What may still be read, bytes.
+    pub(crate) fn left(&self) -> usize {
+        self.left.get()
+    }
+
     /// Fills `buf` from `at` on.
     pub(crate) fn fill(&self, at: Gva, buf: &mut [u8]) -> Result<(), ReadsError> {
         let cost = buf.len().saturating_add(READ_COST_BYTES);

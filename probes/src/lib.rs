@@ -22,7 +22,7 @@ mod session;
 pub use arguments::ArgumentSource;
 pub use engine::{
     Abilities, ArmError, At, Engine, EngineAction, Inventory, NoStacks, NotStarted, Prepared,
-    ReadError, RegisterError, Stack, StackReader, UnprobedExits, VcpuPosition,
+    ProgramPart, ReadError, RegisterError, Stack, StackReader, UnprobedExits, VcpuPosition,
 };
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,

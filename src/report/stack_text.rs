@@ -1,6 +1,6 @@
-//! Kernel stacks in text.
+//! Stacks in text.
 
-use events::{StackFrame, Task, VcpuStack};
+use events::{ProgramFrame, StackFrame, Task, VcpuStack};
 
 use super::printable::printable;
 
@@ -19,6 +19,10 @@ pub(crate) struct StackText<'s> {
     pub(crate) frames: &'s [StackFrame],
     /// The reason why the stack ends early.
     pub(crate) incomplete: Option<&'s str>,
+    /// The functions of the program behind the kernel's, the innermost first.
+    pub(crate) program: &'s [ProgramFrame],
+    /// The reason why the program's stack ends early.
+    pub(crate) program_incomplete: Option<&'s str>,
 }
 
 impl StackText<'_> {
@@ -41,6 +45,12 @@ impl StackText<'_> {
         if let Some(why) = self.incomplete {
             text.push_str(&format!("    … {}\n", printable(why)));
         }
+        for frame in self.program {
+            text.push_str(&format!("    {}\n", printable(&frame.to_string())));
+        }
+        if let Some(why) = self.program_incomplete {
+            text.push_str(&format!("    … {}\n", printable(why)));
+        }
         text
     }
 }
@@ -54,6 +64,8 @@ impl<'s> From<&'s VcpuStack> for StackText<'s> {
             user_mode: vcpu.user_mode,
             frames: &vcpu.stack,
             incomplete: vcpu.stack_incomplete.as_deref(),
+            program: vcpu.program_stack.as_deref().unwrap_or_default(),
+            program_incomplete: vcpu.program_stack_incomplete.as_deref(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use events::{Event, Hex, Note, Param, Registers, StackFrame, Task};
+use events::{Event, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task};
 use manifest::ProbeKind;
 
 use super::printable::printable;
@@ -71,6 +71,8 @@ impl Formatter {
                 );
                 self.registers(&hit.regs, out);
                 self.stack(hit.stack.as_deref(), hit.stack_incomplete.as_deref(), out);
+                let incomplete = hit.program_stack_incomplete.as_deref();
+                self.program_stack(hit.program_stack.as_deref(), incomplete, out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
@@ -87,6 +89,8 @@ impl Formatter {
                 self.row(when, ret.depth, &function, &said, out);
                 self.registers(&ret.regs, out);
                 self.stack(ret.stack.as_deref(), ret.stack_incomplete.as_deref(), out);
+                let incomplete = ret.program_stack_incomplete.as_deref();
+                self.program_stack(ret.program_stack.as_deref(), incomplete, out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
@@ -155,8 +159,30 @@ impl Formatter {
         }
     }
 
-    /// Appends the lines of a stack, a line for each frame.
+    /// Appends the lines of a kernel stack.
     fn stack(&self, frames: Option<&[StackFrame]>, incomplete: Option<&str>, out: &mut Vec<u8>) {
+        let frames = frames.into_iter().flatten().flat_map(StackFrame::text);
+        self.frames(frames, incomplete, out);
+    }
+
+    /// Appends the lines of a program's stack.
+    fn program_stack(
+        &self,
+        frames: Option<&[ProgramFrame]>,
+        incomplete: Option<&str>,
+        out: &mut Vec<u8>,
+    ) {
+        let frames = frames.into_iter().flatten().map(ProgramFrame::to_string);
+        self.frames(frames, incomplete, out);
+    }
+
+    /// Appends a line for each frame.
+    fn frames(
+        &self,
+        frames: impl Iterator<Item = String>,
+        incomplete: Option<&str>,
+        out: &mut Vec<u8>,
+    ) {
         let style = self.style;
         let width = style.width.map(|width| width.saturating_sub(STACK_INDENT));
         let mut indented = |text: &str| {
@@ -171,9 +197,7 @@ impl Formatter {
                 ),
             );
         };
-        for frame in frames.into_iter().flatten() {
-            frame.text().iter().for_each(|text| indented(text));
-        }
+        frames.for_each(|text| indented(&text));
         if let Some(why) = incomplete {
             indented(&format!("… {why}"));
         }

@@ -75,6 +75,8 @@ enum Init {
     Workload,
     /// The guest's own kprobes.
     Kprobes,
+    /// Programs that print the addresses they return to.
+    Calls,
     /// Busybox's shell runs `/init`.
     Script,
 }
@@ -90,6 +92,7 @@ pub(crate) struct Boot<'a> {
     counted: Vec<String>,
     options: Vec<&'a str>,
     modules: &'a [&'a str],
+    host_files: Vec<PathBuf>,
     /// `[[expect]]` sections of the manifest.
     expectations: &'a str,
     /// The file for the console; `None` for a readable file in the test's folder.
@@ -110,6 +113,7 @@ impl<'a> Boot<'a> {
             counted: Vec::new(),
             options: Vec::new(),
             modules: &[],
+            host_files: Vec::new(),
             expectations: "",
             console: None,
             unread: false,
@@ -148,6 +152,20 @@ impl<'a> Boot<'a> {
             init: Init::Script,
             ..Self::new(stock, script)
         }
+    }
+
+    /// Programs print the addresses they return to.
+    pub(crate) fn with_calls(stock: &'a Stock) -> Self {
+        Self {
+            init: Init::Calls,
+            ..Self::new(stock, "")
+        }
+    }
+
+    /// Puts a file of this machine into the initramfs, at the same path.
+    pub(crate) fn host_file(mut self, path: &Path) -> Self {
+        self.host_files.push(path.to_owned());
+        self
     }
 
     pub(crate) fn cpus(mut self, cpus: u8) -> Self {
@@ -193,6 +211,7 @@ impl<'a> Boot<'a> {
         let init = match self.init {
             Init::Workload => workload::build_workload(folder),
             Init::Kprobes => workload::build_kprobes(folder),
+            Init::Calls => workload::build_calls(folder),
             Init::Script => return (script(self.workload), ""),
         };
         let init = init.expect("what the guest runs compiles");
@@ -207,6 +226,11 @@ impl<'a> Boot<'a> {
         let modules = self.stock.modules.load_order(self.modules);
         let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));
         let load = load.expect("the modules can be read");
+        for file in &self.host_files {
+            let path = file.to_str().expect("a path in UTF-8");
+            let added = initramfs.host_file(path.trim_start_matches('/'), 0o755, file);
+            added.expect("the file can be read");
+        }
         let initrd = files.path().join("initrd");
         std::fs::write(&initrd, initramfs.build().expect("initramfs")).expect("write");
         let events = files.path().join("events");
@@ -224,7 +248,7 @@ impl<'a> Boot<'a> {
 
         let limit = match self.init {
             Init::Kprobes => LIMIT_OF_KPROBES,
-            Init::Workload | Init::Script => LIMIT,
+            Init::Workload | Init::Calls | Init::Script => LIMIT,
         };
         let has_limit = self.options.contains(&"--timeout");
 

@@ -20,6 +20,7 @@ mod module_types;
 mod modules;
 mod own_kprobes;
 mod print;
+mod program_stacks;
 mod remote;
 mod returns;
 mod schema;

@@ -1,12 +1,12 @@
-//! Kernel stacks of a paused guest.
+//! Stacks of a paused guest.
 
-use events::{StackFrame, Task};
+use events::{ProgramFrame, StackFrame, Task};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Pause;
 
-/// The kernel stack of a vCPU, or of a task that is on no vCPU.
+/// The stack of a vCPU, or of a task that is on no vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ListedStack {
     /// Number of the vCPU, from 0; absent for a task that is on no vCPU.
@@ -26,6 +26,13 @@ pub struct ListedStack {
     /// The reason why the stack ends early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stack_incomplete: Option<String>,
+    /// The functions of the program, from the call of the kernel on, the innermost first; absent for a thread of the kernel, for a task that has ended, and
+    /// where the kernel stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack: Option<Vec<ProgramFrame>>,
+    /// The reason why the program's stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub program_stack_incomplete: Option<String>,
 }
 
 /// Stacks of one moment: first of the vCPUs, then of tasks in the order of their start.

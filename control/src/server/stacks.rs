@@ -12,7 +12,7 @@ use errors::chain;
 use events::Task;
 use inspect::{SwitchFrames, TaskList};
 use introspect::orc::KernelStack;
-use probes::{Stack, StackReader, VcpuPosition};
+use probes::{ProgramPart, Stack, StackReader, VcpuPosition};
 use serde::Deserialize;
 use text::Paused;
 use utoipa::IntoParams;
@@ -56,7 +56,7 @@ enum Wanted {
     All,
 }
 
-/// Unwinds the kernel stacks of the vCPUs, of one vCPU, of one thread, or of all.
+/// Unwinds the stacks of the vCPUs, of one vCPU, of one thread, or of all.
 #[utoipa::path(get, path = "/stacks", tag = "look", params(StacksQuery),
     responses((status = 200, description = "The stacks", body = Stacks),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
@@ -88,6 +88,7 @@ struct Unnamed {
     state: Option<char>,
     user_mode: bool,
     stack: Result<KernelStack, String>,
+    program: ProgramPart,
 }
 
 fn read(bench: &mut Bench<'_>, wanted: Wanted) -> Result<Stacks, Problem> {
@@ -128,11 +129,14 @@ fn unwind<'t>(
         .map(|(number, vcpu)| {
             let position = reader.of_vcpu(vcpu);
             let user_mode = position == VcpuPosition::UserMode;
+            let is_wanted = !matches!(wanted, Wanted::Vcpu(other) if other != number);
+            let program = || reader.program_of_vcpu(vcpu, &position);
             Unnamed {
                 vcpu: Some(number),
                 task: reader.task_of(vcpu),
                 state: None,
                 user_mode,
+                program: is_wanted.then(program).unwrap_or_default(),
                 stack: position.into_stack().map_err(|why| why.to_string()),
             }
         })
@@ -206,16 +210,22 @@ impl Sleepers {
             }
         };
         Ok(sleeping
-            .map(|task| Unnamed {
-                vcpu: None,
-                task: Some(Task {
-                    tid: task.tid,
-                    pid: task.pid,
-                    comm: task.comm.clone(),
-                }),
-                state: Some(task.state),
-                user_mode: false,
-                stack: stack(task),
+            .map(|task| {
+                let stack = stack(task);
+                let program = stack.as_ref().ok();
+                let program = program.map(|stack| reader.program_behind(stack, Some(task.at)));
+                Unnamed {
+                    vcpu: None,
+                    task: Some(Task {
+                        tid: task.tid,
+                        pid: task.pid,
+                        comm: task.comm.clone(),
+                    }),
+                    state: Some(task.state),
+                    user_mode: false,
+                    program: program.unwrap_or_default(),
+                    stack,
+                }
             })
             .collect())
     }
@@ -233,6 +243,8 @@ impl Unnamed {
             user_mode: self.user_mode,
             stack: named.frames,
             stack_incomplete: named.incomplete,
+            program_stack: self.program.frames,
+            program_stack_incomplete: self.program.incomplete,
         }
     }
 }

@@ -36,6 +36,8 @@ fn hit(probe: &str, second: u64) -> Event {
         depth: 0,
         stack: None,
         stack_incomplete: None,
+        program_stack: None,
+        program_stack_incomplete: None,
     })
 }
 
@@ -54,6 +56,8 @@ fn returned(probe: &str, retval: u64) -> Event {
         depth: 0,
         stack: None,
         stack_incomplete: None,
+        program_stack: None,
+        program_stack_incomplete: None,
     })
 }
 

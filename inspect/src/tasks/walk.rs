@@ -4,11 +4,11 @@ use address::Gva;
 use introspect::btf::Slot;
 
 use super::cgroup::Paths;
-use super::command_line::DirectMap;
 use super::error::TaskListError;
 use super::layout::TaskLayout;
 use super::state;
 use crate::KernelView;
+use crate::programs::DirectMap;
 use crate::reads::{Reads, ReadsError, until_zero};
 
 /// The first task, which no list of `/proc` shows.

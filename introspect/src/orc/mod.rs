@@ -21,6 +21,6 @@ pub use module::ModuleRules;
 pub use table::{NoOrc, OrcTable};
 pub use trampolines::TrampolineLayout;
 pub use unwind::{
-    CodeFrame, Displaced, Incomplete, KernelStack, StackSource, Start, StartRegisters, SwitchFrame,
-    unwind,
+    CodeFrame, Displaced, Incomplete, KernelStack, SavedRegisters, StackSource, Start,
+    StartRegisters, SwitchFrame, unwind,
 };

@@ -107,6 +107,17 @@ pub struct KernelStack {
     pub frames: Vec<CodeFrame>,
     /// The reason why the last frame is not the end of the stack.
     pub incomplete: Option<Incomplete>,
+    /// If a program called the kernel or was interrupted: where the kernel has saved the program's registers.
+    pub program: Option<SavedRegisters>,
+}
+
+/// The place where the kernel has saved the registers of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SavedRegisters {
+    /// The `struct pt_regs` here.
+    All(Gva),
+    /// The processor's interrupt frame here: IP, CS, flags, SP.
+    InterruptFrame(Gva),
 }
 
 /// The reason why a stack ends early.
@@ -173,8 +184,11 @@ pub fn unwind(source: &dyn StackSource, start: Start, limit: usize) -> KernelSta
             Rule::Undefined | Rule::Frame(_) => Err(Incomplete::NoRule(Gva(at.ip))),
         };
         match next {
-            Ok(Some(next)) => at = next,
-            Ok(None) => return stack,
+            Ok(Caller::Kernel(next)) => at = next,
+            Ok(Caller::Program(saved)) => {
+                stack.program = Some(saved);
+                return stack;
+            }
             Err(incomplete) => {
                 stack.incomplete = Some(incomplete);
                 return stack;
@@ -208,6 +222,12 @@ struct Position {
     interrupted: bool,
     /// All registers, at the start and behind an interrupt.
     all: Option<StartRegisters>,
+}
+
+/// What called the code of a frame, or was interrupted.
+enum Caller {
+    Kernel(Position),
+    Program(SavedRegisters),
 }
 
 impl Position {
@@ -245,12 +265,7 @@ impl Position {
         source.rule(Gva(self.ip.wrapping_sub(back)))
     }
 
-    /// The caller's position; `None` if the caller is in user mode.
-    fn caller(
-        &self,
-        source: &dyn StackSource,
-        rule: FrameRule,
-    ) -> Result<Option<Self>, Incomplete> {
+    fn caller(&self, source: &dyn StackSource, rule: FrameRule) -> Result<Caller, Incomplete> {
         let word = |at: u64| source.word(Gva(at)).ok_or(Incomplete::Unreadable(Gva(at)));
         let sp = self.previous_sp(rule, word)?;
         let (ip, caller_sp, all) = match rule.kind {
@@ -261,7 +276,10 @@ impl Position {
                     _ => sp,
                 };
                 if word(frame.wrapping_add(FRAME_CS))? & USER_MODE != 0 {
-                    return Ok(None);
+                    return Ok(Caller::Program(match rule.kind {
+                        FrameKind::Registers => SavedRegisters::All(Gva(sp)),
+                        _ => SavedRegisters::InterruptFrame(Gva(sp)),
+                    }));
                 }
                 let all = match rule.kind {
                     FrameKind::Registers => Some(registers_at(sp, word)?),
@@ -294,7 +312,7 @@ impl Position {
             all,
         };
         caller.leave_injected_code(source);
-        Ok(Some(caller))
+        Ok(Caller::Kernel(caller))
     }
 
     /// The stack pointer that the rule describes.

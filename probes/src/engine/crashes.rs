@@ -89,7 +89,7 @@ impl Crashes {
     /// The callers of `panic`; for a kernel without rules for unwinding, the return addresses on the stack.
     fn frames(&self, vcpu: &mut dyn Vcpu, regs: &vmm::kvm_regs) -> Result<Vec<Frame>, GuestError> {
         let paging = vcpu.system_state()?.paging;
-        let stack = self.stacks.of(&paging, regs);
+        let stack = self.stacks.of(&paging, regs, None);
         if let Some(why) = &stack.incomplete {
             self.reporter
                 .note(None, format!("the stack of the panic ends early: {why}"));

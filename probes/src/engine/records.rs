@@ -312,9 +312,10 @@ impl Records {
             task: self.tasks.at(&state, ip),
             params: signature.as_ref().map(params),
             arguments: read,
-            stack: probe
-                .has_stack
-                .then(|| self.stacks.of(&state.paging, &hit.regs)),
+            stack: probe.has_stack.then(|| {
+                let task = self.tasks.address_at(&state, ip);
+                self.stacks.of(&state.paging, &hit.regs, task)
+            }),
         })
     }
 
@@ -334,7 +335,10 @@ impl Records {
             // One request to KVM serves both.
             let state = hit.vcpu.system_state()?;
             task = self.tasks.at(&state, call.returns_to);
-            stack = has_stack.then(|| self.stacks.of(&state.paging, &hit.regs));
+            stack = has_stack.then(|| {
+                let task = self.tasks.address_at(&state, call.returns_to);
+                self.stacks.of(&state.paging, &hit.regs, task)
+            });
         }
         // Earlier records are reported first.
         self.take_out_records();

@@ -63,7 +63,7 @@ impl Reporter {
     ) {
         let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
-        let (stack, stack_incomplete) = Stack::parts(meaning.stack);
+        let (stack, stack_incomplete, program) = Stack::parts(meaning.stack);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
             ts_ns,
@@ -79,6 +79,8 @@ impl Reporter {
             params: meaning.params,
             stack,
             stack_incomplete,
+            program_stack: program.frames,
+            program_stack_incomplete: program.incomplete,
         }));
     }
 
@@ -95,7 +97,7 @@ impl Reporter {
             return;
         };
         let ip = Hex::from(call.returns_to);
-        let (stack, stack_incomplete) = Stack::parts(stack);
+        let (stack, stack_incomplete, program) = Stack::parts(stack);
         self.sink.event(Event::Return(Return {
             probe: Arc::clone(&call.probe.name),
             ts_ns,
@@ -109,6 +111,8 @@ impl Reporter {
             depth: self.calls.enclosing(call.slot),
             stack,
             stack_incomplete,
+            program_stack: program.frames,
+            program_stack_incomplete: program.incomplete,
             regs: registers(regs, ip),
         }));
     }

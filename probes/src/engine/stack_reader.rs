@@ -2,8 +2,10 @@
 //!
 //! Unwinding needs the pause, since a running vCPU changes its stack. Names do not: the guest waits for the addresses alone.
 
+use std::cell::Cell;
 use std::fmt;
 
+use address::Gva;
 use errors::chain;
 use events::{Task, VcpuStack};
 use introspect::PagingState;
@@ -12,6 +14,7 @@ use text::Paused;
 use vmm::VcpuState;
 
 use crate::engine::inventory::Inventory;
+use crate::engine::program_stacks::{ProgramPart, ProgramUnwinder};
 use crate::engine::stacks::{MAX_MODULES, Stack, StackView, start};
 use crate::engine::tasks::{Tasks, is_in_user_mode};
 
@@ -20,6 +23,9 @@ pub struct StackReader<'e> {
     tasks: &'e Tasks,
     view: StackView<'e>,
     paging: PagingState,
+    programs: &'e ProgramUnwinder,
+    /// What the stacks of programs may still read in the pause, bytes.
+    left: Cell<usize>,
 }
 
 impl fmt::Debug for StackReader<'_> {
@@ -30,6 +36,9 @@ impl fmt::Debug for StackReader<'_> {
 
 /// The most steps for the stacks of a pause: those of 4096 tasks take less than a million.
 const MAX_STEPS: usize = 1 << 21;
+
+/// The most bytes that the stacks of programs read in a pause: the function names of some fifty large libraries.
+const MAX_PROGRAM_BYTES: usize = 64 << 20;
 
 /// 64-bit mode is active.
 const EFER_LMA: u64 = 1 << 10;
@@ -87,6 +96,7 @@ impl Inventory {
         let kernel = &self.running.kernel;
         let table = kernel.unwind_rules().map_err(Clone::clone)?;
         let _ = (kernel.modules(), kernel.trampolines());
+        self.records.stacks.programs.prepare();
         self.slide().ok_or(NoStacks::NotLocated)?;
         // A program's tables map little of the kernel where the kernel isolates page tables.
         let paging = self.running.modules.paging().unwrap_or(PagingState {
@@ -100,6 +110,8 @@ impl Inventory {
             tasks: &self.records.tasks,
             view: stacks.view(paging, table, MAX_MODULES, MAX_STEPS),
             paging,
+            programs: &stacks.programs,
+            left: Cell::new(MAX_PROGRAM_BYTES),
         })
     }
 }
@@ -133,6 +145,8 @@ fn absent(number: usize, why: &str) -> VcpuStack {
         user_mode: false,
         stack: Vec::new(),
         stack_incomplete: Some(why.to_owned()),
+        program_stack: None,
+        program_stack_incomplete: None,
     }
 }
 
@@ -143,8 +157,11 @@ fn vcpu_stack(
 ) -> VcpuStack {
     let named = match reader {
         Ok(reader) => {
-            let stack = reader.of_vcpu(vcpu).into_stack();
-            stack.map_or_else(Stack::without_frames, |stack| reader.named(&stack))
+            let position = reader.of_vcpu(vcpu);
+            let program = reader.program_of_vcpu(vcpu, &position);
+            let stack = position.into_stack();
+            let stack = stack.map_or_else(Stack::without_frames, |stack| reader.named(&stack));
+            Stack { program, ..stack }
         }
         Err(why) => Stack::without_frames(why),
     };
@@ -154,6 +171,8 @@ fn vcpu_stack(
         user_mode: is_in_user_mode(vcpu),
         stack: named.frames,
         stack_incomplete: named.incomplete,
+        program_stack: named.program.frames,
+        program_stack_incomplete: named.program.incomplete,
     }
 }
 
@@ -174,6 +193,27 @@ impl StackReader<'_> {
             return VcpuPosition::UserMode;
         }
         VcpuPosition::Kernel(self.view.unwind(Start::Stopped(start(&vcpu.regs))))
+    }
+
+    /// The program that a vCPU runs, or that has called the kernel on it.
+    #[must_use]
+    pub fn program_of_vcpu(&self, vcpu: &VcpuState, position: &VcpuPosition) -> ProgramPart {
+        let task = || self.tasks.address_of_stopped(vcpu, &self.paging);
+        match position {
+            VcpuPosition::NotStarted => ProgramPart::default(),
+            VcpuPosition::Kernel(stack) => self.program_behind(stack, task()),
+            VcpuPosition::UserMode => {
+                let programs = self.programs;
+                programs.of_vcpu(&self.paging, vcpu, task(), &self.left)
+            }
+        }
+    }
+
+    /// The program at the end of a kernel stack, which is that of the task with the `task_struct` at `task`.
+    #[must_use]
+    pub fn program_behind(&self, stack: &KernelStack, task: Option<Gva>) -> ProgramPart {
+        let programs = self.programs;
+        programs.behind(&self.paging, stack, task, &self.left)
     }
 
     /// The kernel stack of a task that is on no processor.

@@ -17,6 +17,7 @@ use introspect::orc::{
 use introspect::{Module, PagingState, Symbol, read_virt};
 
 use crate::engine::module_code::ModuleCode;
+use crate::engine::program_stacks::{HIT_BYTES, ProgramPart, ProgramUnwinder};
 use crate::engine::running::Running;
 
 /// The most frames of a stack: many events may wait for a reader.
@@ -55,6 +56,8 @@ pub struct Stack {
     pub frames: Vec<StackFrame>,
     /// The reason why the stack ends early.
     pub incomplete: Option<String>,
+    /// The stack of the program that has called the kernel.
+    pub program: ProgramPart,
 }
 
 impl Stack {
@@ -64,12 +67,17 @@ impl Stack {
         Self {
             frames: Vec::new(),
             incomplete: Some(why.to_string()),
+            program: ProgramPart::default(),
         }
     }
 
-    /// The frames and the reason for an event.
-    pub(crate) fn parts(stack: Option<Self>) -> (Option<Vec<StackFrame>>, Option<String>) {
-        stack.map_or((None, None), |stack| (Some(stack.frames), stack.incomplete))
+    /// The frames and the reason for an event, and the program's part.
+    pub(crate) fn parts(
+        stack: Option<Self>,
+    ) -> (Option<Vec<StackFrame>>, Option<String>, ProgramPart) {
+        stack.map_or((None, None, ProgramPart::default()), |stack| {
+            (Some(stack.frames), stack.incomplete, stack.program)
+        })
     }
 }
 
@@ -79,6 +87,7 @@ pub(crate) struct Stacks {
     pub(crate) running: Arc<Running>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) named: Mutex<NamedModules>,
+    pub(crate) programs: ProgramUnwinder,
 }
 
 /// Modules with their symbols, by the addresses of their `struct module`.
@@ -100,14 +109,25 @@ impl NamedModules {
 }
 
 impl Stacks {
-    /// The stack of a vCPU with these page tables and registers, from RIP on. Any thread may call this; the vCPU must be out of the guest.
-    pub(crate) fn of(&self, paging: &PagingState, regs: &vmm::kvm_regs) -> Stack {
+    /// The stack of a vCPU with these page tables and registers, from RIP on, and that of the program behind it, if `task` is known. Any thread
+    /// may call this; the vCPU must be out of the guest.
+    pub(crate) fn of(
+        &self,
+        paging: &PagingState,
+        regs: &vmm::kvm_regs,
+        task: Option<Gva>,
+    ) -> Stack {
         let table = match self.running.kernel.unwind_rules() {
             Ok(table) => table,
             Err(why) => return Stack::without_frames(why),
         };
         let view = self.view(*paging, table, MAX_READ, MAX_STEPS);
-        view.named(&view.unwind(Start::Stopped(start(regs))))
+        let stack = view.unwind(Start::Stopped(start(regs)));
+        let left = Cell::new(HIT_BYTES);
+        Stack {
+            program: self.programs.behind(paging, &stack, task, &left),
+            ..view.named(&stack)
+        }
     }
 
     /// The kernel in this address space. The symbols of `may_read` modules are read at the most, and all stacks together take `steps`.
@@ -211,6 +231,7 @@ impl StackView<'_> {
         Stack {
             frames: frames.collect(),
             incomplete: stack.incomplete.as_ref().map(Incomplete::to_string),
+            program: ProgramPart::default(),
         }
     }
 

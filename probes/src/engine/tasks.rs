@@ -44,6 +44,16 @@ impl Tasks {
 
     /// The task of a vCPU in `state`, at the instruction `ip`.
     pub(crate) fn at(&self, state: &SystemState, ip: Gva) -> Option<Task> {
+        self.read(&state.paging, self.area(state, ip)?)
+    }
+
+    /// The `task_struct` of the task of a vCPU in `state`, at the instruction `ip`.
+    pub(crate) fn address_at(&self, state: &SystemState, ip: Gva) -> Option<Gva> {
+        self.address(&state.paging, self.area(state, ip)?)
+    }
+
+    /// The per-CPU area of a vCPU in `state`, at the instruction `ip`.
+    fn area(&self, state: &SystemState, ip: Gva) -> Option<u64> {
         let located = self.running.located.get();
         let linked = located.map_or(ip, |located| located.linked(ip));
         // In entry code, `gs` may still be the program's, which can forge a task.
@@ -52,19 +62,26 @@ impl Tasks {
         {
             return None;
         }
-        self.read(&state.paging, state.system.segments.gs.base)
+        Some(state.system.segments.gs.base)
+    }
+
+    /// The `task_struct` of the task of a processor with the per-CPU area at `gs`.
+    fn address(&self, paging: &PagingState, gs: u64) -> Option<Gva> {
+        let layout = self.running.kernel.tasks()?;
+        let current = layout.current(gs, self.running.slide().unwrap_or(0));
+        let mut task = [0; 8];
+        read_virt(&*self.running.memory, paging, current, &mut task).ok()?;
+        Some(Gva(u64::from_le_bytes(task)))
     }
 
     /// The task of a processor with the per-CPU area at `gs`.
     fn read(&self, paging: &PagingState, gs: u64) -> Option<Task> {
         let layout = self.running.kernel.tasks()?;
-        let current = layout.current(gs, self.running.slide().unwrap_or(0));
+        let task = self.address(paging, gs)?;
         // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
         let memory = &*self.running.memory;
         let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, paging, at, bytes).ok();
-        let (mut task, mut numbers, mut comm) = ([0; 8], [0; 8], vec![0; layout.comm_bytes]);
-        read(current, &mut task)?;
-        let task = Gva(u64::from_le_bytes(task));
+        let (mut numbers, mut comm) = ([0; 8], vec![0; layout.comm_bytes]);
         read(task.wrapping_add(layout.tid), &mut numbers)?;
         read(task.wrapping_add(layout.comm), &mut comm)?;
         let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers;
@@ -75,10 +92,20 @@ impl Tasks {
         })
     }
 
-    /// The task of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
+    /// The task of a stopped vCPU.
+    pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
+        self.read(paging, self.area_of_stopped(vcpu, paging)?)
+    }
+
+    /// The `task_struct` of the task of a stopped vCPU.
+    pub(crate) fn address_of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Gva> {
+        self.address(paging, self.area_of_stopped(vcpu, paging)?)
+    }
+
+    /// The per-CPU area of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
     /// set its own to any value, so in the kernel its list of per-CPU areas decides. In the first
     /// instructions of entry code, a program that has set its own to another processor's area gets that processor's task.
-    pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
+    fn area_of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<u64> {
         let slide = self.running.slide()?.cast_unsigned();
         let symbols = self.running.kernel.symbols();
         let areas = symbols.address_of(AREAS)?.wrapping_add(slide);
@@ -92,8 +119,7 @@ impl Tasks {
         };
         let of_kernel = (!is_in_user_mode(vcpu)).then_some(vcpu.sregs.gs.base);
         let mut bases = of_kernel.into_iter().chain([vcpu.kernel_gs_base]);
-        let gs = bases.find(|gs| is_area(*gs))?;
-        self.read(paging, gs)
+        bases.find(|gs| is_area(*gs))
     }
 
     /// Looks for the kernel's first task on the vCPU. Until it is found, records hold no task.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use detour::Detour;
 use events::EventSink;
+use inspect::ProgramFiles;
 use text::{GuestMemory, Planter};
 
 use crate::engine::Engine;
@@ -31,6 +32,7 @@ use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
+use crate::engine::program_stacks::ProgramUnwinder;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -82,6 +84,11 @@ impl Engine {
             running: Arc::clone(&running),
             detour: Arc::clone(&detour),
             named: Mutex::default(),
+            programs: ProgramUnwinder {
+                running: Arc::clone(&running),
+                layout: OnceLock::new(),
+                files: ProgramFiles::default(),
+            },
         });
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),

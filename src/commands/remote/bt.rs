@@ -11,7 +11,7 @@ use crate::cli::BtArgs;
 use crate::exit::Exit;
 use crate::report::StackText;
 
-/// Prints kernel stacks of the guest.
+/// Prints stacks of the guest's kernel and programs.
 pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
     let of = match (args.tid, args.vcpu, args.all) {
         (Some(tid), _, _) => StacksOf::Task(tid),
@@ -42,6 +42,8 @@ fn text(stacks: &[ListedStack]) -> String {
             user_mode: listed.user_mode,
             frames: &listed.stack,
             incomplete: listed.stack_incomplete.as_deref(),
+            program: listed.program_stack.as_deref().unwrap_or_default(),
+            program_incomplete: listed.program_stack_incomplete.as_deref(),
         };
         text.lines()
     });
@@ -65,6 +67,16 @@ mod tests {
             },
             { "vcpu": 1, "user_mode": true, "stack": [] },
             { "task": { "pid": 9, "tid": 9, "comm": "z" }, "state": "Z", "user_mode": false, "stack": [] },
+            {
+                "task": { "pid": 5, "tid": 5, "comm": "cat" }, "state": "S", "user_mode": false,
+                "stack": [{ "address": "0xffffffff81000005", "symbol": "vfs_read+0x5/0x1a0" }],
+                "program_stack": [
+                    { "address": "0x7f0000001014", "symbol": "read+0x14/0x90", "file": "/lib/libc.so.6", "offset": "0x1014" },
+                    { "address": "0x401005", "file": "/bin/a\nb", "offset": "0x1005" },
+                    { "address": "0x10" },
+                ],
+                "program_stack_incomplete": "no file is mapped at 0x10",
+            },
         ]);
         let stacks: Vec<ListedStack> = serde_json::from_value(stacks).expect("stacks");
         let expected = "cpu0  a\\nb[7]
@@ -75,6 +87,13 @@ mod tests {
 cpu1  in user mode
 
 z[9]  Z
+
+cat[5]  S
+    vfs_read+0x5/0x1a0
+    read+0x14/0x90 (/lib/libc.so.6)
+    /bin/a\\nb+0x1005
+    0x10
+    … no file is mapped at 0x10
 ";
         assert_eq!(text(&stacks), expected);
     }

@@ -1,8 +1,8 @@
 //! Lines of text for events.
 
 use events::{
-    FrameSource, GuestString, GuestSummary, Hex, Hit, InlinedCall, Number, Param, Registers,
-    Return, Summary, Typed,
+    FrameSource, GuestString, GuestSummary, Hex, Hit, InlinedCall, Number, Param, ProgramFrame,
+    Registers, Return, Summary, Typed,
 };
 use manifest::GuestEnd;
 
@@ -59,6 +59,8 @@ fn hit(probe: &str, symbol: &str) -> Event {
         depth: 0,
         stack: None,
         stack_incomplete: None,
+        program_stack: None,
+        program_stack_incomplete: None,
     })
 }
 
@@ -134,6 +136,8 @@ fn typed_hits_have_a_task_and_named_arguments() {
         depth: 1,
         stack: None,
         stack_incomplete: None,
+        program_stack: None,
+        program_stack_incomplete: None,
     });
     let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
     assert_eq!(
@@ -191,6 +195,13 @@ fn stack_has_an_indented_line_for_each_frame() {
             frame(None, None),
         ]),
         stack_incomplete: Some("the stack cannot be read at 0x8".to_owned()),
+        program_stack: Some(vec![ProgramFrame {
+            address: Hex(0x40_1005),
+            symbol: Some("main+0x5/0x90".to_owned()),
+            file: Some("/bin/a\x1b".to_owned()),
+            offset: Some(Hex(0x1005)),
+        }]),
+        program_stack_incomplete: Some("no file is mapped at 0x8".to_owned()),
         ..plain
     });
     let text = lines(&mut Formatter::new(Style::plain(), false), &[hit]);
@@ -203,6 +214,8 @@ fn stack_has_an_indented_line_for_each_frame() {
             "                    g+0x5/0x1a0 [m\\x1b]",
             "                    0xffffffffa0001000",
             "                    … the stack cannot be read at 0x8",
+            "                    main+0x5/0x90 (/bin/a\\x1b)",
+            "                    … no file is mapped at 0x8",
         ]
     );
 }
@@ -223,6 +236,8 @@ fn a_system_call_has_its_own_name_and_not_that_of_its_function() {
         depth: 0,
         stack: None,
         stack_incomplete: None,
+        program_stack: None,
+        program_stack_incomplete: None,
     });
     let events = [hit("syscall:openat", "__x64_sys_openat+0x0"), returned];
     let text = lines(&mut Formatter::new(Style::plain(), false), &events);

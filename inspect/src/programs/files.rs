@@ -1,0 +1,68 @@
+//! The files of programs that have been read: programs share libraries.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use address::Gva;
+
+use super::loaded_file::LoadedFile;
+use super::page_cache::PageCacheLayout;
+use crate::reads::Reads;
+
+/// The most files that are kept, and the most bytes of their function names.
+const MAX_FILES: usize = 256;
+const MAX_BYTES: usize = 64 << 20;
+
+/// A file of the guest. The kernel gives the memory of a file that is gone to another, which has another number or generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileKey {
+    /// The `address_space`.
+    pages: Gva,
+    number: u64,
+    generation: u64,
+}
+
+/// Files read so far.
+#[derive(Debug, Default)]
+pub struct ProgramFiles(Mutex<HashMap<FileKey, Arc<LoadedFile>>>);
+
+impl FileKey {
+    /// The file with the `address_space` at `pages`.
+    pub(super) fn read(layout: &PageCacheLayout, reads: &Reads<'_>, pages: Gva) -> Option<Self> {
+        let inode = reads.pointer(pages, layout.inode).ok()??;
+        Some(Self {
+            pages,
+            number: reads.number(inode, layout.number).ok()?,
+            generation: reads.number(inode, layout.generation).ok()?,
+        })
+    }
+}
+
+impl ProgramFiles {
+    pub(super) fn get_or_read(
+        &self,
+        key: FileKey,
+        read: impl FnOnce() -> LoadedFile,
+    ) -> Arc<LoadedFile> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().get(&key).cloned();
+        known.unwrap_or_else(|| {
+            let file = Arc::new(read());
+            let mut files = lock();
+            if files.len() >= MAX_FILES {
+                files.clear();
+            }
+            files.insert(key, Arc::clone(&file));
+            file
+        })
+    }
+
+    /// Drops the files if they have grown too large.
+    pub(super) fn bound(&self) {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = files.values().map(|file| file.size()).sum();
+        if bytes > MAX_BYTES {
+            files.clear();
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The programs of the guest, as the kernel knows them: address spaces, mapped files, and the pages of files in memory.
+//!
+//! Everything is read from the kernel's own structures. A page of a program that is not in its page tables is looked for in the file's page
+//! cache; nothing is brought into memory.
+
+mod address_space;
+mod direct_map;
+mod elf;
+mod files;
+mod loaded_file;
+mod maple;
+mod mapping;
+mod page_cache;
+mod path;
+mod registers;
+mod stack;
+mod symbols;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod unwind;
+
+pub(crate) use address_space::SpaceLayout;
+pub(crate) use direct_map::DirectMap;
+pub use files::ProgramFiles;
+pub use registers::ProgramRegisters;
+pub use stack::{
+    NoDirectMap, ProgramFrame, ProgramStack, ProgramStackReader, ProgramStacks, StackEnd,
+};

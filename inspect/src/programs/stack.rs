@@ -1,0 +1,388 @@
+//! The stack of a program: from its registers, by the rules in the files that it has mapped.
+
+use std::sync::Arc;
+
+use address::Gva;
+use introspect::Btf;
+use introspect::btf::Slot;
+use thiserror::Error;
+
+use super::address_space::{AddressSpace, SpaceLayout};
+use super::direct_map::DirectMap;
+use super::elf::Bytes;
+use super::files::{FileKey, ProgramFiles};
+use super::loaded_file::{LoadedFile, Opened};
+use super::mapping::{Mapping, MappingLayout};
+use super::page_cache::{CachedFile, PageArray, PageCacheLayout};
+use super::path::PathLayout;
+use super::registers::{IP, ProgramRegisters, SP};
+use super::unwind::{NoCaller, Rules};
+use crate::KernelView;
+use crate::reads::Reads;
+use crate::structs::{NoType, StructType};
+
+/// The most frames of a stack.
+const MAX_FRAMES: usize = 128;
+/// The first address behind a program's half, with page tables of 4 or 5 levels.
+const PROGRAM_END: u64 = 1 << 56;
+
+/// An instruction on a program's stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramFrame {
+    /// The instruction that is executed next in this function.
+    pub ip: Gva,
+    /// `function+0xoffset/0xsize`; `None` if the file names no function there.
+    pub symbol: Option<String>,
+    /// The path of the file, as `/proc/PID/maps` shows it; `None` for code that is mapped from no file.
+    pub file: Option<String>,
+    /// The offset of the instruction in the file, in bytes.
+    pub offset: Option<u64>,
+}
+
+/// A program's stack, the innermost function first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramStack {
+    /// The frames.
+    pub frames: Vec<ProgramFrame>,
+    /// The reason why the last frame is not the end of the stack.
+    pub incomplete: Option<StackEnd>,
+}
+
+/// The reason why a program's stack ends early.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum StackEnd {
+    /// The limit is reached.
+    #[error("the program's stack has more than {0} frames")]
+    TooMany(usize),
+    /// The registers are those of another mode.
+    #[error("the program is not a 64-bit program")]
+    NotLong,
+    /// The program has ended, or is a thread of the kernel.
+    #[error("the task has no program")]
+    NoProgram,
+    /// No mapping, or one that the kernel's lists do not lead to.
+    #[error("no file is mapped at {0}")]
+    NotMapped(Gva),
+    /// The file is not a program's, or its beginning is not in memory.
+    #[error(
+        "the headers of the file at {0} are not in memory, or are not those of a 64-bit program"
+    )]
+    NoHeaders(Gva),
+    /// The rules of the file do not lead on.
+    #[error("the code at {at} has {why}")]
+    NoCaller {
+        /// The instruction.
+        at: Gva,
+        /// What it has instead.
+        why: String,
+    },
+    /// The caller's frame lies below.
+    #[error("the frame of the caller of {0} lies below its own")]
+    WrongDirection(Gva),
+}
+
+/// The kernel's map of physical memory is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the kernel's map of physical memory cannot be found")]
+pub struct NoDirectMap;
+
+/// What the kernel's types say about programs. Made while the kernel runs.
+#[derive(Debug)]
+pub struct ProgramStacks {
+    /// `task_struct.mm`.
+    memory: Slot,
+    space: SpaceLayout,
+    mappings: MappingLayout,
+    cache: PageCacheLayout,
+    paths: PathLayout,
+}
+
+/// A reader of programs' stacks. The machine is paused, or the program is that of a stopped vCPU: its other threads may run, and what they
+/// unmap meanwhile may be missing or wrong.
+pub struct ProgramStackReader<'v> {
+    layout: &'v ProgramStacks,
+    reads: Reads<'v>,
+    map: DirectMap,
+    pages: PageArray,
+    files: &'v ProgramFiles,
+}
+
+impl std::fmt::Debug for ProgramStackReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProgramStackReader").finish_non_exhaustive()
+    }
+}
+
+impl ProgramStacks {
+    /// Takes the places of members from the kernel's types.
+    ///
+    /// # Errors
+    ///
+    /// If the types do not describe programs.
+    pub fn new(types: &Btf) -> Result<Self, NoType> {
+        Ok(Self {
+            memory: StructType::named(types, "task_struct")?.slot("mm")?,
+            space: SpaceLayout::new(types)?,
+            mappings: MappingLayout::new(types)?,
+            cache: PageCacheLayout::new(types)?,
+            paths: PathLayout::new(types)?,
+        })
+    }
+
+    /// A reader of the programs in `view`, which reads `limit` bytes at the most, each read counted with 256 bytes more than it has. Files are looked
+    /// for in `files`, and kept there.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's map of physical memory cannot be found.
+    pub fn reader<'v>(
+        &'v self,
+        view: &'v KernelView<'v>,
+        files: &'v ProgramFiles,
+        limit: usize,
+    ) -> Result<ProgramStackReader<'v>, NoDirectMap> {
+        let map = DirectMap::find(view).ok_or(NoDirectMap)?;
+        Ok(ProgramStackReader {
+            layout: self,
+            reads: Reads::new(view, limit),
+            map,
+            pages: PageArray::find(view, map).ok_or(NoDirectMap)?,
+            files,
+        })
+    }
+}
+
+impl ProgramStackReader<'_> {
+    /// The stack of the program of the task with the `task_struct` at `task`, from `registers` on.
+    #[must_use]
+    pub fn stack(&self, task: Gva, registers: &ProgramRegisters) -> ProgramStack {
+        let mut stack = ProgramStack::default();
+        stack.incomplete = match self.program(task) {
+            _ if !registers.is_long => Some(StackEnd::NotLong),
+            Some(program) => program.unwind(*registers, &mut stack.frames).err(),
+            None => Some(StackEnd::NoProgram),
+        };
+        stack
+    }
+
+    /// What the reader may still read, bytes.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.reads.left()
+    }
+
+    fn program(&self, task: Gva) -> Option<Program<'_>> {
+        let memory = self.reads.pointer(task, self.layout.memory).ok()??;
+        let space = self
+            .layout
+            .space
+            .space(&self.reads, self.map, memory)
+            .ok()?;
+        Some(Program {
+            reader: self,
+            memory,
+            space,
+        })
+    }
+
+    fn cached(&self, mapping: Gva) -> CachedFile<'_> {
+        CachedFile::new(
+            &self.layout.cache,
+            &self.reads,
+            self.map,
+            self.pages,
+            mapping,
+        )
+    }
+}
+
+/// A program.
+struct Program<'r> {
+    reader: &'r ProgramStackReader<'r>,
+    /// The `mm_struct`.
+    memory: Gva,
+    space: AddressSpace<'r>,
+}
+
+/// The program's memory by its page tables.
+struct Resident<'p>(&'p AddressSpace<'p>);
+
+impl Bytes for Resident<'_> {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        self.0.read(Gva(at), buf)
+    }
+}
+
+/// The program's memory, and for pages that its page tables lack, what is in the page cache of the file. Right only for ranges that
+/// the program does not write.
+struct Code<'p>(&'p Program<'p>);
+
+impl Bytes for Code<'_> {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        let program = self.0;
+        if program.space.read(Gva(at), buf).is_some() {
+            return Some(());
+        }
+        let mapping = program.mapping(Gva(at))?;
+        let (file, offset) = mapping.file?;
+        let len = buf.len() as u64;
+        if mapping.end.0 - at < len {
+            return None;
+        }
+        let pages = program.pages(file)?;
+        program
+            .reader
+            .cached(pages)
+            .read(offset.checked_add(at - mapping.start.0)?, buf)
+    }
+}
+
+/// The bytes of the file that is mapped at an address, as far as they are in memory.
+struct InCache<'p>(CachedFile<'p>);
+
+impl Bytes for InCache<'_> {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        self.0.read(at, buf)
+    }
+}
+
+/// A file that is all in the program's memory, from an address on: the kernel's own library (vdso).
+struct Image<'p>(&'p AddressSpace<'p>, Gva);
+
+impl Bytes for Image<'_> {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        self.0.read(self.1.wrapping_add(at), buf)
+    }
+}
+
+impl Program<'_> {
+    fn unwind(
+        &self,
+        mut registers: ProgramRegisters,
+        frames: &mut Vec<ProgramFrame>,
+    ) -> Result<(), StackEnd> {
+        let mut interrupted = true;
+        while let Some(ip) = registers.values[IP].filter(|ip| *ip != 0) {
+            if frames.len() >= MAX_FRAMES {
+                return Err(StackEnd::TooMany(MAX_FRAMES));
+            }
+            // The byte before a return address is in the call.
+            let selector = ip.wrapping_sub(u64::from(!interrupted));
+            let opened = self.opened(Gva(selector));
+            frames.push(self.frame(Gva(ip), selector, opened.as_ref().ok()));
+            let opened = opened?;
+            let no_caller = |why: NoCaller| StackEnd::NoCaller {
+                at: Gva(ip),
+                why: why.to_string(),
+            };
+            let table = opened.rules().ok_or(no_caller(NoCaller::NoRule))?;
+            let rules = Rules {
+                code: &Code(self),
+                stack: &Resident(&self.space),
+                table,
+            };
+            let Some(caller) = rules.caller(&registers, selector).map_err(no_caller)? else {
+                return Ok(());
+            };
+            let sp = |registers: &ProgramRegisters| registers.values[SP].unwrap_or(0);
+            // A signal may have its own stack.
+            if sp(&caller.registers) <= sp(&registers) && !caller.interrupted {
+                return Err(StackEnd::WrongDirection(Gva(ip)));
+            }
+            registers = caller.registers;
+            interrupted = caller.interrupted;
+        }
+        Ok(())
+    }
+
+    fn frame(&self, ip: Gva, selector: u64, opened: Option<&Opened>) -> ProgramFrame {
+        let Some(opened) = opened else {
+            return ProgramFrame {
+                ip,
+                symbol: None,
+                file: None,
+                offset: None,
+            };
+        };
+        let back = ip.0.wrapping_sub(selector);
+        ProgramFrame {
+            ip,
+            symbol: self.symbol(opened, ip, selector),
+            file: opened.file.path.clone(),
+            offset: Some(opened.offset.wrapping_add(back)),
+        }
+    }
+
+    /// The name of the function that `selector` lies in, with the offset of `ip`.
+    fn symbol(&self, opened: &Opened, ip: Gva, selector: u64) -> Option<String> {
+        let functions = match opened.pages {
+            Some(pages) => {
+                let file = InCache(self.reader.cached(pages));
+                let functions = opened.file.functions(&file, &Code(self), opened.bias);
+                self.reader.files.bound();
+                functions
+            }
+            None => {
+                let file = Image(&self.space, opened.start);
+                opened.file.functions(&file, &Code(self), opened.bias)
+            }
+        };
+        let linked = |at: u64| at.wrapping_sub(opened.bias);
+        functions.name(linked(selector), linked(ip.0))
+    }
+
+    fn mapping(&self, at: Gva) -> Option<Mapping> {
+        if at.0 >= PROGRAM_END {
+            return None;
+        }
+        let found = self
+            .reader
+            .layout
+            .mappings
+            .at(&self.reader.reads, self.memory, at);
+        found.ok().flatten()
+    }
+
+    /// The pages (`address_space`) of the `struct file` at `file`.
+    fn pages(&self, file: Gva) -> Option<Gva> {
+        let pages = self
+            .reader
+            .reads
+            .pointer(file, self.reader.layout.cache.mapping);
+        pages.ok().flatten()
+    }
+
+    /// The file with the code at `at`.
+    fn opened(&self, at: Gva) -> Result<Opened, StackEnd> {
+        let mapping = self.mapping(at).ok_or(StackEnd::NotMapped(at))?;
+        let no_headers = StackEnd::NoHeaders(at);
+        let within = at.0 - mapping.start.0;
+        let (file, pages, offset) = match mapping.file {
+            Some((file, offset)) => {
+                let pages = self.pages(file).ok_or(StackEnd::NotMapped(at))?;
+                (
+                    self.loaded(file, pages),
+                    Some(pages),
+                    offset.wrapping_add(within),
+                )
+            }
+            None => {
+                let image = Image(&self.space, mapping.start);
+                (Arc::new(LoadedFile::read(&image, None)), None, within)
+            }
+        };
+        Opened::new(file, pages, mapping.start, offset, at).ok_or(no_headers)
+    }
+
+    fn loaded(&self, file: Gva, pages: Gva) -> Arc<LoadedFile> {
+        let (layout, reads) = (self.reader.layout, &self.reader.reads);
+        let read = || {
+            let path = layout.paths.of(reads, file).ok();
+            LoadedFile::read(&InCache(self.reader.cached(pages)), path)
+        };
+        match FileKey::read(&layout.cache, reads, pages) {
+            Some(key) => self.reader.files.get_or_read(key, read),
+            None => Arc::new(read()),
+        }
+    }
+}

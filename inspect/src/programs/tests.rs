@@ -1,0 +1,175 @@
+//! A real program in a vector: its headers, names and unwind rules, whole and damaged.
+
+use std::sync::OnceLock;
+
+use address::Gva;
+use proptest::prelude::*;
+
+use super::elf::{Bytes, Elf};
+use super::registers::{IP, ProgramRegisters, SP};
+use super::symbols::Functions;
+use super::unwind::{Caller, NoCaller, Rules};
+
+/// Where the program's first byte is loaded: all segments lie in memory as in the file.
+const LOADED: u64 = 0x40_0000;
+const STACK: u64 = 0x7fff_0000;
+
+/// Bytes from an address on.
+struct At(u64, Vec<u8>);
+
+impl Bytes for At {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        let start = usize::try_from(at.checked_sub(self.0)?).ok()?;
+        let end = start.checked_add(buf.len())?;
+        buf.copy_from_slice(self.1.get(start..end)?);
+        Some(())
+    }
+}
+
+/// The program of `guest-images/workload/calls.c`.
+fn program() -> &'static [u8] {
+    static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = guest_images::workload::build_calls(dir.path()).expect("it compiles");
+        std::fs::read(path).expect("the program")
+    })
+}
+
+/// Everything that is read of a file, once.
+struct Read {
+    elf: Elf,
+    functions: Functions,
+}
+
+fn read(bytes: &[u8]) -> Option<Read> {
+    let (file, memory) = (At(0, bytes.to_vec()), At(LOADED, bytes.to_vec()));
+    let elf = Elf::read(&file)?;
+    let functions = Functions::read(&elf, &file, &memory, 0);
+    Some(Read { elf, functions })
+}
+
+fn registers(ip: u64, sp: u64) -> ProgramRegisters {
+    let mut values = [0; 17];
+    (values[IP], values[SP]) = (ip, sp);
+    ProgramRegisters::of_vcpu(values, true)
+}
+
+fn caller(bytes: &[u8], ip: u64, stack: Vec<u8>) -> Result<Option<Caller>, NoCaller> {
+    let elf = read(bytes).expect("a program").elf;
+    let rules = Rules {
+        code: &At(LOADED, bytes.to_vec()),
+        stack: &At(STACK, stack),
+        table: elf.unwind.expect("a table of rules"),
+    };
+    rules.caller(&registers(ip, STACK), ip)
+}
+
+/// The address of a function whose name begins with `name`.
+fn function(name: &str) -> u64 {
+    let functions = read(program()).expect("a program").functions;
+    let is_there = |address: &u64| {
+        let found = functions.name(*address, *address);
+        found.is_some_and(|found| found.starts_with(name) && found.contains("+0x0/"))
+    };
+    let end = LOADED + program().len() as u64;
+    (LOADED..end).find(is_there).expect("a function")
+}
+
+#[test]
+fn file_says_where_it_is_loaded() {
+    let elf = read(program()).expect("a program").elf;
+    assert_eq!(elf.address_of(0x1000), Some(LOADED + 0x1000));
+    assert_eq!(elf.address_of(program().len() as u64), None);
+    assert!(elf.holds(function("init_main")) && !elf.holds(0));
+}
+
+#[test]
+fn address_between_two_functions_has_no_name() {
+    let functions = read(program()).expect("a program").functions;
+    let main = function("init_main");
+    let name = |selector, address| functions.name(selector, address);
+    assert!(name(main + 4, main + 5).is_some_and(|name| name.starts_with("init_main+0x5/0x")));
+    // The byte before belongs to no function; the code after a signal's handler is called so.
+    let restorer = function("restorer");
+    assert_eq!(name(restorer - 1, restorer - 1), None);
+    assert!(name(restorer - 1, restorer).is_some_and(|name| name.starts_with("restorer+0x0/")));
+    assert_eq!(name(0, 0), None);
+}
+
+#[test]
+fn caller_of_a_function_s_first_instruction_is_on_top_of_the_stack() {
+    let found = caller(
+        program(),
+        function("asleep"),
+        0x1234_u64.to_le_bytes().to_vec(),
+    );
+    let found = found.expect("a rule").expect("a caller");
+    assert_eq!(found.registers.values[IP], Some(0x1234));
+    assert_eq!(found.registers.values[SP], Some(STACK + 8));
+    // A call preserves rbx, and not rax.
+    assert_eq!(
+        (found.registers.values[3], found.registers.values[0]),
+        (Some(0), None)
+    );
+    assert!(!found.interrupted);
+}
+
+#[test]
+fn signal_s_frame_has_all_registers() {
+    let mut stack = vec![0; 0x200];
+    for (offset, value) in [(160, 0x7777_u64), (168, 0x8888), (120, 0x9999)] {
+        stack[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    let found = caller(program(), function("restorer") - 1, stack);
+    let found = found.expect("a rule").expect("a caller");
+    let values = found.registers.values;
+    assert_eq!(
+        (values[SP], values[IP], values[6]),
+        (Some(0x7777), Some(0x8888), Some(0x9999))
+    );
+    assert!(found.interrupted);
+}
+
+#[test]
+fn first_function_has_no_caller() {
+    let found = caller(program(), function("_start"), Vec::new());
+    assert!(found.expect("a rule").is_none());
+}
+
+#[test]
+fn missing_stack_is_named() {
+    let why = caller(program(), function("asleep"), Vec::new()).err();
+    assert_eq!(why, Some(NoCaller::Unreadable(Gva(STACK))));
+    let why = caller(program(), 0x10, Vec::new()).err();
+    assert_eq!(why, Some(NoCaller::NoRule));
+}
+
+proptest! {
+    /// Programs of the guest are hostile.
+    #[test]
+    fn damaged_program_is_read_to_its_end(
+        places in prop::collection::vec((0_usize..0x4000, any::<u8>()), 1..24),
+        len in 0_usize..0x4000,
+        ip in LOADED..LOADED + 0x2000,
+    ) {
+        let mut bytes = program().to_vec();
+        for (at, byte) in places {
+            // Most of the file's bytes are padding; headers and rules are at the beginning of pages.
+            let at = (at & !0xfff) + (at & 0x3ff);
+            if let Some(place) = bytes.get_mut(at) {
+                *place = byte;
+            }
+        }
+        bytes.truncate(bytes.len() - len.min(bytes.len()) / 8);
+        if let Some(Read { elf, functions }) = read(&bytes) {
+            let _ = (elf.address_of(ip), functions.name(ip, ip));
+            let rules = elf.unwind.map(|table| Rules {
+                code: &At(LOADED, bytes.clone()),
+                stack: &At(STACK, vec![0; 64]),
+                table,
+            }.caller(&registers(ip, STACK), ip).is_ok());
+            let _ = rules;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Stacks of programs, compared with the addresses to which the programs themselves say they return.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use control::api::ListedStack;
+use control::{Client, StacksOf};
+use events::ProgramFrame;
+
+use crate::boot::{Boot, Running, Stock};
+
+const SOCKET: &str = "x.sock";
+const MADE: &str = "calls are made";
+/// A program of the distribution, linked with the C library.
+const SLEEP: &str = "/bin/sleep";
+const SCRIPT: &str = "#!/bin/busybox sh\n/bin/sleep 100000 &\n/bin/busybox sleep 5\necho asleep now\nwhile :; do :; done\n";
+/// The programs that sleep call this.
+const ASLEEP: &str = "[[probe]]\nat = \"syscall:pause\"\nstack = true\n";
+/// The looks for a vCPU in a program: it may be in the kernel for a moment.
+const LOOKS: usize = 50;
+
+/// The addresses in the programs' own words, by the number of the process: `calls PID ADDRESS…`.
+fn calls(console: &str) -> BTreeMap<i32, Vec<u64>> {
+    let lines = console.lines();
+    let lines = lines.filter_map(|line| line.trim().strip_prefix("calls ")?.split_once(' '));
+    let lines = lines.filter_map(|(pid, addresses)| {
+        let addresses = addresses.split(' ').map(|address| {
+            let digits = address.strip_prefix("0x").expect("an address");
+            u64::from_str_radix(digits, 16).expect("an address")
+        });
+        Some((pid.parse().ok()?, addresses.collect()))
+    });
+    lines.collect()
+}
+
+fn program(listed: &ListedStack) -> &[ProgramFrame] {
+    assert_eq!(listed.program_stack_incomplete, None, "{listed:#?}");
+    listed.program_stack.as_deref().expect("a program")
+}
+
+/// The addresses that the program returns to.
+fn returns(frames: &[ProgramFrame]) -> Vec<u64> {
+    let callers = frames.iter().skip(1);
+    callers.map(|frame| frame.address.0).collect()
+}
+
+/// The names of the functions, without offsets.
+fn names(frames: &[ProgramFrame]) -> Vec<&str> {
+    let names = frames.iter().map(|frame| frame.symbol.as_deref());
+    names
+        .map(|symbol| symbol.and_then(|symbol| symbol.split(['+', '.']).next()))
+        .map(|name| name.unwrap_or("?"))
+        .collect()
+}
+
+fn client(running: &Running) -> Client {
+    Client::new(&running.folder().join(SOCKET)).expect("a client")
+}
+
+fn stack_of(client: &mut Client, tid: i32) -> ListedStack {
+    let mut stacks = client.stacks(StacksOf::Task(tid)).expect("a stack").stacks;
+    stacks.pop().expect("a stack")
+}
+
+fn check(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_calls(&stock).option("--control", SOCKET);
+    let boot = boot.expecting(ASLEEP);
+    let mut running = boot.start();
+    running.wait_for_console(MADE);
+    // The init prints its own calls after this.
+    running.wait_for_console("calls 1 ");
+    let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
+    let calls = calls(&console);
+    assert_eq!(calls.len(), 3, "{console}");
+    let mut client = client(&running);
+    let deep = [
+        "with_array",
+        "deeper",
+        "deeper",
+        "deeper",
+        "start",
+        "init_main",
+        "_start",
+    ];
+    let mut seen = Vec::new();
+    for (pid, expected) in &calls {
+        let mut looks = (0..LOOKS).map(|_| stack_of(&mut client, *pid));
+        // The program that never calls the kernel is interrupted by it.
+        let listed = looks.find(|listed| listed.user_mode || listed.vcpu.is_none());
+        drop(looks);
+        let listed = listed.unwrap_or_else(|| panic!("{image}: {pid} is never in the program"));
+        let frames = program(&listed);
+        assert_eq!(&returns(frames), expected, "{image}: {listed:#?}");
+        assert!(
+            frames
+                .iter()
+                .all(|frame| frame.file.as_deref() == Some("/init"))
+        );
+        let names = names(frames);
+        seen.push(match names.as_slice() {
+            ["asleep", "interrupted", "restorer", rest @ ..] if rest == deep => "in a handler",
+            ["awake", rest @ ..] if rest == deep => "awake",
+            ["asleep", "init_main", "_start"] => "asleep",
+            _ => panic!("{image}: {names:?}"),
+        });
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, ["asleep", "awake", "in a handler"]);
+    // A thread of the kernel has no program.
+    assert_eq!(stack_of(&mut client, 2).program_stack, None);
+    client.command("stop").expect("stopped");
+    let hits = running.finish().hits();
+    let asleep: Vec<i32> = hits
+        .iter()
+        .map(|hit| {
+            let pid = hit.task.as_ref().expect("a task").pid;
+            let frames = hit.program_stack.as_deref().expect("a program");
+            assert_eq!(&returns(frames), &calls[&pid], "{image}: {hit:#?}");
+            assert_eq!(hit.program_stack_incomplete, None, "{image}");
+            pid
+        })
+        .collect();
+    assert_eq!((asleep.len(), asleep[1]), (2, 1), "{image}");
+}
+
+/// The files that the loader maps for `program` on this machine.
+fn libraries(program: &str) -> Vec<PathBuf> {
+    let listed = Command::new("ldd").arg(program).output().expect("ldd");
+    let listed = String::from_utf8(listed.stdout).expect("UTF-8");
+    let words = listed.split_whitespace();
+    let paths = words.filter(|word| word.starts_with('/') && Path::new(word).exists());
+    paths.map(PathBuf::from).collect()
+}
+
+fn check_library(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, SCRIPT).option("--control", SOCKET);
+    let files = libraries(SLEEP).into_iter().chain([PathBuf::from(SLEEP)]);
+    let mut running = files.fold(boot, |boot, file| boot.host_file(&file)).start();
+    running.wait_for_console("asleep now");
+    let mut client = client(&running);
+    let tasks = client.tasks(false).expect("tasks").tasks;
+    let sleeping = tasks
+        .iter()
+        .find(|task| task.cmdline.first().is_some_and(|word| word == SLEEP));
+    let listed = stack_of(&mut client, sleeping.expect("the program runs").tid);
+    let frames = program(&listed);
+    let in_library = |frame: &ProgramFrame| {
+        frame
+            .file
+            .as_deref()
+            .is_some_and(|file| file.contains("libc"))
+    };
+    let names = names(frames);
+    assert!(
+        in_library(&frames[0]) && names[0].contains("nanosleep"),
+        "{listed:#?}"
+    );
+    assert!(names.contains(&"__libc_start_main"), "{listed:#?}");
+    let first = frames.last().expect("frames");
+    assert_eq!(first.file.as_deref(), Some(SLEEP), "{listed:#?}");
+    client.command("stop").expect("stopped");
+    running.finish();
+}
+
+#[test]
+fn program_stacks_of_debian_5_10_are_those_of_the_calls() {
+    check("debian-5.10");
+}
+
+#[test]
+fn program_stacks_of_debian_6_1_are_those_of_the_calls() {
+    check("debian-6.1");
+}
+
+#[test]
+fn program_stacks_of_debian_6_12_are_those_of_the_calls() {
+    check("debian-6.12");
+}
+
+#[test]
+fn program_stacks_of_debian_sid_are_those_of_the_calls() {
+    check("debian-sid");
+}
+
+#[test]
+fn program_stacks_go_through_the_c_library_in_debian_6_1() {
+    check_library("debian-6.1");
+}
