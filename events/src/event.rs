@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
 use crate::stack::{StackFrame, VcpuStack};
-use crate::typed::{Param, Task, Typed};
+use crate::task::Task;
+use crate::typed::{Param, Typed};
 
 /// One line of a run's output.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

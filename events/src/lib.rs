@@ -11,6 +11,7 @@ mod probe_status;
 #[cfg(feature = "openapi")]
 mod schema;
 mod stack;
+mod task;
 mod typed;
 
 pub use errno::error_name;
@@ -24,4 +25,5 @@ pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
 pub use stack::{FrameSource, InlinedCall, StackFrame, VcpuStack};
-pub use typed::{GuestMembers, GuestString, Number, Param, Task, Typed};
+pub use task::{ParentTask, Task};
+pub use typed::{GuestMembers, GuestString, Number, Param, Typed};

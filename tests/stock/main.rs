@@ -26,6 +26,7 @@ mod schema;
 mod sleeping;
 mod stacks;
 mod syscalls;
+mod tasks;
 mod tracepoints;
 mod turns;
 mod typed;

@@ -19,7 +19,7 @@ echo enabled $(/bin/busybox cat /sys/events/sched/sched_switch/enable)
 ";
 
 /// The number behind `word` on the console.
-fn number(ran: &Ran, word: &str) -> i64 {
+pub(crate) fn number(ran: &Ran, word: &str) -> i64 {
     let lines = ran.console.lines();
     let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
     numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))

@@ -35,6 +35,7 @@ mod returns;
 mod running;
 mod stack_reader;
 mod stacks;
+mod task_reader;
 mod tasks;
 #[cfg(test)]
 mod tests;
