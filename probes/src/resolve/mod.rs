@@ -15,7 +15,7 @@ pub(crate) mod synthetic;
 pub(crate) mod syscalls;
 #[cfg(test)]
 mod tests;
-mod tracepoints;
+pub(crate) mod tracepoints;
 
 use std::sync::Arc;
 

@@ -93,7 +93,7 @@ fn place_of(
     tracepoint: &Tracepoint,
     site: &TracepointSite,
 ) -> Result<place::Place, Refusal> {
-    if tracepoint.is_prepared {
+    if tracepoint.variable.is_prepared {
         return Err(Refusal::Unsuitable(PREPARED.to_owned()));
     }
     let unsuitable = |problem: ResolveProblem| Refusal::Unsuitable(problem.to_string());
@@ -104,7 +104,7 @@ fn place_of(
     let distance = |to: address::Gva| to.0.wrapping_sub(site.at.0).cast_signed();
     place.arguments = ArgumentSource::Block {
         block: distance(site.block),
-        funcs: distance(tracepoint.funcs),
+        funcs: distance(tracepoint.variable.funcs),
     };
     Ok(place)
 }
@@ -116,4 +116,17 @@ fn near_names(known: &Tracepoints, wanted: &str) -> Vec<String> {
         tracepoint.name.contains(name).then(|| known.to_owned())
     };
     known.iter().filter_map(alike).take(NEAR_NAMES).collect()
+}
+
+/// What the user of a probe at the tracepoint of `spec` must know: the places where the kernel only asks whether it is on are no sites.
+pub(crate) fn remark(kernel: &Kernel, spec: &ProbeSpec) -> Option<String> {
+    let Location::Symbol { name, .. } = &spec.location else {
+        return None;
+    };
+    let questions = kernel.tracepoints().ok()?.get(name)?.questions;
+    (questions > 0).then(|| {
+        format!(
+            "at {questions} places the kernel asks whether the guest has this tracepoint on, and may pass it only if so: those are no hits"
+        )
+    })
 }
