@@ -258,6 +258,14 @@ pub struct NotLoaded {
     pub module: String,
 }
 
+/// The reason of a pending probe at a tracepoint that neither the kernel proper nor a loaded module passes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no loaded module passes `{spec}`, and the kernel without its modules does not")]
+pub struct AwaitsModule {
+    /// The specification of the probe.
+    pub spec: String,
+}
+
 /// The result of one probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

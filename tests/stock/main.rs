@@ -16,6 +16,7 @@ mod ends;
 mod judged;
 mod kaslr;
 mod many;
+mod module_tracepoints;
 mod module_types;
 mod modules;
 mod own_kprobes;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use events::{GuestString, Hit, Number, ProbeState};
 use manifest::GuestEnd;
+use probes::Refusal;
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
@@ -26,7 +27,7 @@ pub(crate) fn number(ran: &Ran, word: &str) -> i64 {
 }
 
 /// The hits of the tracepoint `name`.
-fn of<'h>(hits: &'h [Hit], name: &str) -> Vec<&'h Hit> {
+pub(crate) fn of<'h>(hits: &'h [Hit], name: &str) -> Vec<&'h Hit> {
     // The site is behind `@`, if there are several.
     let is_of = |hit: &&Hit| hit.probe.split('@').next() == Some(name);
     hits.iter().filter(is_of).collect()
@@ -64,6 +65,18 @@ fn check(image: &str) {
     let (good, refused) = resolved(&stock, "tracepoint:*:*");
     assert!(good.len() > 500, "{}", good.len());
     assert!(refused.len() < good.len() / 10, "{refused:#?}");
+    // A module may have an unknown group, with a name that no other group has.
+    let found = |spec: &str| probes::resolve(&stock.kernel, &spec.parse().expect(spec), 0);
+    let waiting = found("tracepoint:nbd:nbd_send_request").expect("a module may have it");
+    let waits = |site: &probes::Resolved| site.place.as_ref().is_err_and(Refusal::awaits_module);
+    assert!(
+        waiting.len() == 1 && waiting.iter().all(waits),
+        "{waiting:?}"
+    );
+    for mistaken in ["sched:sched_swich", "shced:sched_switch"] {
+        let error = found(&format!("tracepoint:{mistaken}")).expect_err("a mistake");
+        assert!(error.to_string().contains("has no tracepoint"), "{error}");
+    }
     let boot = Boot::with_script(&stock, SCRIPT);
     let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
     assert_eq!(ran.code, Some(0), "{}", ran.told());
@@ -157,7 +170,7 @@ echo sent $($b grep -c 'signal_generate:.* sig=31 ' /sys/trace)
 $b poweroff -f
 "#;
 
-/// Hits are passages of `trace_NAME()`, also while the guest has the tracepoint on; a question whether it is on is none.
+/// Hits are passages of `trace_NAME()`, also while the guest has the tracepoint on; a question whether the tracepoint is on is no hit.
 fn check_on_and_off(image: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_script(&stock, ON_AND_OFF);

@@ -19,6 +19,24 @@ pub struct TracepointVariable {
     pub is_prepared: bool,
 }
 
+impl TracepointVariable {
+    /// The variable of a kernel that has moved by `slide` bytes.
+    #[must_use]
+    pub fn rebased(self, slide: i64) -> Self {
+        let moved = |at: Gva| Gva(at.0.wrapping_add_signed(slide));
+        Self {
+            key: moved(self.key),
+            funcs: moved(self.funcs),
+            call: self.call.map(|call| TracepointCall {
+                key: moved(call.key),
+                trampoline: moved(call.trampoline),
+                iterator: moved(call.iterator),
+            }),
+            is_prepared: self.is_prepared,
+        }
+    }
+}
+
 /// Offsets in the kernel's structures, bytes.
 pub(super) struct Layout {
     /// Of the class in `trace_event_call`.
@@ -27,6 +45,8 @@ pub(super) struct Layout {
     tracepoint: u64,
     /// Of the group's name in `trace_event_class`.
     system: u64,
+    /// Of the name in `tracepoint`.
+    name: Option<u64>,
     /// Of the key in `tracepoint`.
     key: u64,
     /// Of the functions in `tracepoint`.
@@ -68,6 +88,7 @@ impl Layout {
             class: offset("trace_event_call", "class")?,
             tracepoint: offset("trace_event_call", "tp")?,
             system: offset("trace_event_class", "system")?,
+            name: offset("tracepoint", "name"),
             key: offset("tracepoint", "key")?,
             funcs: offset("tracepoint", "funcs")?,
             call: call(),
@@ -91,6 +112,12 @@ impl Layout {
         let class = image.pointer(event.wrapping_add(self.class))?;
         let system = image.text(image.pointer(class.wrapping_add(self.system))?)?;
         is_name(&system).then_some(system)
+    }
+
+    /// The name of the tracepoint whose variable is at `at`, by the variable itself.
+    pub(super) fn name_of(&self, image: ImageReader<'_>, at: Gva) -> Option<String> {
+        let name = image.text(image.pointer(at.wrapping_add(self.name?))?)?;
+        is_name(&name).then_some(name)
     }
 
     /// The tracepoint whose variable is at `at`.

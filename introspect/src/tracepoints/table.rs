@@ -10,7 +10,7 @@
 //!  __start___jump_table ─▶ jump_entry { code: the site, target: the block, key ────────────────┘ }
 //! ```
 //!
-//! The tables of modules are not read.
+//! The tables of modules are read from the guest ([`ModuleTracepoints`](super::ModuleTracepoints)).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

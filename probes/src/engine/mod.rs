@@ -23,6 +23,8 @@ mod interest;
 mod inventory;
 mod kernel_events;
 mod module_code;
+mod module_sites;
+mod module_tracepoints;
 mod module_types;
 mod modules;
 mod optimise;

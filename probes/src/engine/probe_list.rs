@@ -21,7 +21,7 @@ use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
-use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
+use crate::resolve::{ProbeNumber, Resolved, resolve};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
@@ -129,14 +129,16 @@ impl ProbeList {
                     self.reporter.note(Some(&probe), text);
                 }
                 if let Some(why) = why {
-                    let state = match why {
-                        Refusal::NotLoaded(_) => ProbeState::Pending,
-                        _ => ProbeState::Refused,
+                    let awaits = why.awaits_module();
+                    let state = if awaits {
+                        ProbeState::Pending
+                    } else {
+                        ProbeState::Refused
                     };
                     probe.status.set_state(state, Some(why.to_string()));
-                }
-                if spec.module.is_some() {
-                    probe = probe.awaiting(spec.clone());
+                    if awaits {
+                        probe = probe.awaiting(spec.clone());
+                    }
                 }
                 probes.push(Arc::new(probe));
             }
