@@ -57,6 +57,7 @@ fn usage(filter: Option<&str>, keeps: Keeps) -> Use {
             fields: Some(TaskFields {
                 numbers: 0x6e0,
                 comm: 0x890,
+                user: None,
             }),
         },
         plant: 0xee,

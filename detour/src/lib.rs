@@ -53,6 +53,8 @@ pub use kernel_space::{KernelSpace, Tables};
 pub use laid::Laid;
 pub use made::{Keeps, LeftAt, MadeDetour, Part, Use};
 pub use pages::ChangedEntry;
-pub use processor::{NAME_BYTES, NotKept, Processor, RecordedTask, TaskFields};
+pub use processor::{
+    NAME_BYTES, NotKept, Processor, RecordedTask, RecordedUser, TaskFields, UserFields,
+};
 pub use registers::register_value;
 pub use ring::{Record, Ring};

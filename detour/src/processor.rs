@@ -18,6 +18,19 @@ pub struct TaskFields {
     pub numbers: i32,
     /// The name, [`NAME_BYTES`] bytes.
     pub comm: i32,
+    /// The flags and the user; without them, records hold neither.
+    pub user: Option<UserFields>,
+}
+
+/// Offsets of a task's flags and user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UserFields {
+    /// The flags in the description of a task, 4 bytes.
+    pub flags: i32,
+    /// The pointer to the credentials in the description of a task.
+    pub cred: i32,
+    /// The user's number in the credentials, 4 bytes.
+    pub uid: i32,
 }
 
 /// The size of a task's name in all kernels, with a zero at the end.
@@ -32,6 +45,17 @@ pub struct RecordedTask {
     pub pid: u32,
     /// The name; zeroes behind its end.
     pub comm: [u8; NAME_BYTES],
+    /// The user; `None` if the detour does not know where the kernel has it.
+    pub user: Option<RecordedUser>,
+}
+
+/// The user of a record's task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedUser {
+    /// The user's number.
+    pub uid: u32,
+    /// The task's flags.
+    pub flags: u32,
 }
 
 /// A per-processor variable whose location the kernel does not reveal.

@@ -6,7 +6,7 @@
 //!          └───────────┴───────────────┴──────────────┘
 //!                      ▲               ▲        ▲
 //!                     tail            head     head may come so far: LIMIT behind tail
-//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ][ tid | pid ][ comm ]    who = 0: not written, or not yet
+//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ][ tid | pid ][ comm ][ uid | task flags ]    who = 0: not written, or not yet
 //! ```
 //!
 //! A detour checks for room, takes a slot with `lock xadd` on the head, fills the slot, and writes `who` last: on x86 no
@@ -32,7 +32,7 @@ use address::{Gpa, Gva};
 use text::{GuestError, GuestMemory};
 
 use super::DetourError;
-use super::processor::{NAME_BYTES, RecordedTask};
+use super::processor::{NAME_BYTES, RecordedTask, RecordedUser};
 
 /// The number of slots; a power of two.
 pub(crate) const SLOTS: u64 = 8192;
@@ -56,8 +56,10 @@ pub(crate) const FIRST: u64 = 4096;
 pub(super) const WHO: u64 = 0;
 pub(super) const CPU: u64 = 4;
 pub(super) const TSC: u64 = 8;
-/// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+/// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15. `rsp` is [`RSP_BELOW`] less than the guest's.
 pub(super) const REGISTERS: u64 = 16;
+/// The bytes that a detour has pushed when it stores `rsp`.
+pub(super) const RSP_BELOW: i32 = 32;
 pub(super) const FLAGS: u64 = REGISTERS + 16 * 8;
 /// The value at the stack pointer; of calls only.
 pub(super) const TOP: u64 = FLAGS + 8;
@@ -65,10 +67,15 @@ pub(super) const TOP: u64 = FLAGS + 8;
 pub(super) const TID: u64 = TOP + 8;
 pub(super) const PID: u64 = TID + 4;
 pub(super) const COMM: u64 = PID + 4;
+/// The user's number and the task's flags, 4 bytes each.
+pub(super) const UID: u64 = COMM + NAME_BYTES as u64;
+pub(super) const TASK_FLAGS: u64 = UID + 4;
 /// The process's number in a record without a task.
 pub(super) const NO_PROCESS: i32 = -1;
+/// The user's number in a record without a user: the kernel's `INVALID_UID`.
+pub(super) const NO_USER: i32 = -1;
 
-const _: () = assert!(COMM + NAME_BYTES as u64 <= SLOT_BYTES && SLOTS.is_power_of_two());
+const _: () = assert!(TASK_FLAGS + 4 <= SLOT_BYTES && SLOTS.is_power_of_two());
 
 /// The offset of the table of return addresses.
 pub(super) const SITES: u64 = FIRST + SLOTS * SLOT_BYTES;
@@ -275,7 +282,7 @@ impl Ring {
 }
 
 /// The task in a slot.
-fn recorded_task(tid: u32, pid: u32, comm: [u64; 2]) -> Option<RecordedTask> {
+fn recorded_task(tid: u32, pid: u32, comm: [u64; 2], user: RecordedUser) -> Option<RecordedTask> {
     let mut name = [0; NAME_BYTES];
     let (words, _) = name.as_chunks_mut::<8>();
     for (bytes, word) in words.iter_mut().zip(comm) {
@@ -285,6 +292,7 @@ fn recorded_task(tid: u32, pid: u32, comm: [u64; 2]) -> Option<RecordedTask> {
         tid,
         pid,
         comm: name,
+        user: (user.uid != NO_USER.cast_unsigned()).then_some(user),
     })
 }
 
@@ -312,18 +320,23 @@ impl Record {
         };
         let half = |at: u64| u32::try_from(bytes(at, 4)).unwrap_or(0);
         let register = |number: u64| bytes(REGISTERS + 8 * number, 8);
+        let comm = [bytes(COMM, 8), bytes(COMM + 8, 8)];
+        let user = RecordedUser {
+            uid: half(UID),
+            flags: half(TASK_FLAGS),
+        };
         Self {
             who: half(WHO),
             cpu: half(CPU),
             tsc: bytes(TSC, 8),
             returns_to: Gva(bytes(TOP, 8)),
-            task: recorded_task(half(TID), half(PID), [bytes(COMM, 8), bytes(COMM + 8, 8)]),
+            task: recorded_task(half(TID), half(PID), comm, user),
             regs: vmm::kvm_regs {
                 rax: register(0),
                 rcx: register(1),
                 rdx: register(2),
                 rbx: register(3),
-                rsp: register(4),
+                rsp: register(4).wrapping_add_signed(RSP_BELOW.into()),
                 rbp: register(5),
                 rsi: register(6),
                 rdi: register(7),

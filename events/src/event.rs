@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
 use crate::stack::{Frame, ProgramFrame, StackFrame, VcpuStack};
-use crate::typed::{Param, Task, Typed};
+use crate::task::Task;
+use crate::typed::{Param, Typed};
 
 /// One line of a run's output.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -270,6 +271,14 @@ pub enum ProbeState {
 pub struct NotLoaded {
     /// The module.
     pub module: String,
+}
+
+/// The reason of a pending probe at a tracepoint that neither the kernel proper nor a loaded module passes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no loaded module passes `{spec}`, and the kernel without its modules does not")]
+pub struct AwaitsModule {
+    /// The specification of the probe.
+    pub spec: String,
 }
 
 /// The result of one probe.

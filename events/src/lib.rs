@@ -11,12 +11,13 @@ mod probe_status;
 #[cfg(feature = "openapi")]
 mod schema;
 mod stack;
+mod task;
 mod typed;
 
 pub use errno::error_name;
 pub use event::{
-    Crash, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState, ProbeSummary,
-    Registers, Return, Summary, Tier,
+    AwaitsModule, Crash, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState,
+    ProbeSummary, Registers, Return, Summary, Tier,
 };
 pub use hex::Hex;
 pub use probe_id::ProbeId;
@@ -24,4 +25,5 @@ pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
 pub use stack::{Frame, FrameSource, InlinedCall, ProgramFrame, StackFrame, VcpuStack};
-pub use typed::{GuestMembers, GuestString, Number, Param, Task, Typed};
+pub use task::{ParentTask, Task};
+pub use typed::{GuestMembers, GuestString, Number, Param, Typed};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
-use crate::typed::Task;
+use crate::task::Task;
 
 /// A function on a stack. The first is where the probe is, or where the call has returned to; each of the others is the caller of the
 /// one before, or code that an interrupt or exception has interrupted.

@@ -1,4 +1,4 @@
-//! Values by their types, and the task of a hit.
+//! Values by their types.
 
 use std::sync::Arc;
 
@@ -204,25 +204,6 @@ impl std::fmt::Display for Param {
             } if *value > 9 && is_called(&BITS) => write!(f, "{}={value:#x}", self.name),
             typed => write!(f, "{}={typed}", self.name),
         }
-    }
-}
-
-/// A task of the guest.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
-    /// The thread's number, unique in the guest: what the kernel calls `pid`, and user space the thread's id.
-    pub tid: i32,
-    /// The process's number: what the kernel calls `tgid`.
-    pub pid: i32,
-    /// The task's name. Bytes that are no UTF-8 are U+FFFD.
-    pub comm: String,
-}
-
-/// As in the kernel's own messages: `cat[312]`.
-impl std::fmt::Display for Task {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}[{}]", self.comm, self.tid)
     }
 }
 

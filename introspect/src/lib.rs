@@ -6,7 +6,7 @@
 //! ([`patchsites`]), the layout of kernel types ([`btf`]), the arguments of functions
 //! ([`signature`]), of system calls ([`syscalls`]) and of tracepoints ([`tracepoints`]), the loaded
 //! modules ([`modules`]), a
-//! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
+//! processor's current task ([`tasks`]), the kernel's breakpoint handler ([`int3`]), the changes of
 //! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
 //! an instruction ([`insn`]), the kernel's stacks ([`orc`]), and the addresses where a jump can serve as a probe ([`optimise`]).
 //!
@@ -32,7 +32,7 @@ mod percpu;
 pub mod signature;
 pub mod symbols;
 pub mod syscalls;
-mod tasks;
+pub mod tasks;
 pub mod tracepoints;
 
 pub use btf::{Btf, BtfError};

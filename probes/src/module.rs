@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use address::{Gpa, Gva};
+use introspect::tracepoints::ModuleTracepoints;
 use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
 use text::{Planter, Spot};
 
@@ -21,6 +23,8 @@ pub(crate) struct LoadedModule {
     sites: PatchSites,
     /// The pages of the module's code.
     pages: BTreeMap<Gva, Gpa>,
+    /// The tracepoints, if a probe asks for tracepoints of modules.
+    tracepoints: Option<Arc<ModuleTracepoints>>,
 }
 
 impl LoadedModule {
@@ -39,7 +43,19 @@ impl LoadedModule {
             module,
             sites,
             pages,
+            tracepoints: None,
         }
+    }
+
+    pub(crate) fn with_tracepoints(self, tracepoints: Option<Arc<ModuleTracepoints>>) -> Self {
+        Self {
+            tracepoints,
+            ..self
+        }
+    }
+
+    pub(crate) const fn tracepoints(&self) -> Option<&Arc<ModuleTracepoints>> {
+        self.tracepoints.as_ref()
     }
 
     pub(crate) fn address(&self) -> Gva {

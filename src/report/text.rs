@@ -25,7 +25,7 @@ pub struct Formatter {
     /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
     task_width: usize,
-    /// Whether the registers are below a line.
+    /// Whether the details of the task and the registers are below a line.
     registers: bool,
 }
 
@@ -41,7 +41,7 @@ impl Formatter {
         }
     }
 
-    /// With `registers`, hits and returns have the registers below, in lines of their own.
+    /// With `registers`, hits and returns have the details of the task and the registers below, in lines of their own.
     #[must_use]
     pub fn with_registers(self, registers: bool) -> Self {
         Self { registers, ..self }
@@ -69,6 +69,7 @@ impl Formatter {
                     &format!("({})", params.join(", ")),
                     out,
                 );
+                self.task_details(hit.task.as_ref(), out);
                 self.registers(&hit.regs, out);
                 self.stack(hit.stack.as_deref(), hit.stack_incomplete.as_deref(), out);
                 let incomplete = hit.program_stack_incomplete.as_deref();
@@ -87,6 +88,7 @@ impl Formatter {
                     None => function(&ret.symbol),
                 };
                 self.row(when, ret.depth, &function, &said, out);
+                self.task_details(ret.task.as_ref(), out);
                 self.registers(&ret.regs, out);
                 self.stack(ret.stack.as_deref(), ret.stack_incomplete.as_deref(), out);
                 let incomplete = ret.program_stack_incomplete.as_deref();
@@ -137,6 +139,29 @@ impl Formatter {
                 style.paint(Ink::Faint, task),
                 "",
                 style.paint(Ink::Name, function),
+            ),
+        );
+    }
+
+    /// Appends the line with the user, parent and cgroup of a task, if lines below a hit are wanted.
+    fn task_details(&self, task: Option<&Task>, out: &mut Vec<u8>) {
+        let details = task.filter(|_| self.registers).map(Task::details);
+        let Some(details) = details.filter(|details| !details.is_empty()) else {
+            return;
+        };
+        let details = printable(&details);
+        let width = self.style.width;
+        let details = cut(
+            &details,
+            width.map(|width| width.saturating_sub(STACK_INDENT)),
+        );
+        line(
+            out,
+            format_args!(
+                "{}{:STACK_INDENT$}{}",
+                self.style.paint(Ink::Faint, self.prefix),
+                "",
+                self.style.paint(Ink::Faint, &details),
             ),
         );
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use events::{Hit, Number, ProbeState};
+use events::{GuestString, Hit, Number, ProbeState};
 use manifest::GuestEnd;
+use probes::Refusal;
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
@@ -19,13 +20,14 @@ echo enabled $(/bin/busybox cat /sys/events/sched/sched_switch/enable)
 ";
 
 /// The number behind `word` on the console.
-fn number(ran: &Ran, word: &str) -> i64 {
+pub(crate) fn number(ran: &Ran, word: &str) -> i64 {
     let lines = ran.console.lines();
     let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
     numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))
 }
 
-fn of<'h>(hits: &'h [Hit], name: &str) -> Vec<&'h Hit> {
+/// The hits of the tracepoint `name`.
+pub(crate) fn of<'h>(hits: &'h [Hit], name: &str) -> Vec<&'h Hit> {
     // The site is behind `@`, if there are several.
     let is_of = |hit: &&Hit| hit.probe.split('@').next() == Some(name);
     hits.iter().filter(is_of).collect()
@@ -63,6 +65,18 @@ fn check(image: &str) {
     let (good, refused) = resolved(&stock, "tracepoint:*:*");
     assert!(good.len() > 500, "{}", good.len());
     assert!(refused.len() < good.len() / 10, "{refused:#?}");
+    // A module may have an unknown group, with a name that no other group has.
+    let found = |spec: &str| probes::resolve(&stock.kernel, &spec.parse().expect(spec), 0);
+    let waiting = found("tracepoint:nbd:nbd_send_request").expect("a module may have it");
+    let waits = |site: &probes::Resolved| site.place.as_ref().is_err_and(Refusal::awaits_module);
+    assert!(
+        waiting.len() == 1 && waiting.iter().all(waits),
+        "{waiting:?}"
+    );
+    for mistaken in ["sched:sched_swich", "shced:sched_switch"] {
+        let error = found(&format!("tracepoint:{mistaken}")).expect_err("a mistake");
+        assert!(error.to_string().contains("has no tracepoint"), "{error}");
+    }
     let boot = Boot::with_script(&stock, SCRIPT);
     let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
     assert_eq!(ran.code, Some(0), "{}", ran.told());
@@ -127,4 +141,90 @@ fn tracepoints_of_debian_6_12_have_their_fields() {
 #[test]
 fn tracepoints_of_debian_sid_have_their_fields() {
     check("debian-sid");
+}
+
+/// The kernel asks whether the tracepoint is on before it passes it.
+const MKDIR: &str = "tracepoint:cgroup:cgroup_mkdir";
+/// The guest has both tracepoints off, then on, then off, and counts the passages itself.
+const ON_AND_OFF: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /cgroup
+$b mount -t tracefs tracefs /sys
+$b mount -t cgroup2 cgroup2 /cgroup
+switch() {
+    echo $1 >/sys/events/cgroup/cgroup_mkdir/enable
+    echo $1 >/sys/events/signal/signal_generate/enable
+}
+act() {
+    echo $1
+    $b mkdir /cgroup/$1-1 /cgroup/$1-2 /cgroup/$1-3
+    $b sh -c 'kill -31 $$'
+}
+act before
+switch 1
+act while
+switch 0
+act after
+echo made $($b grep -c cgroup_mkdir: /sys/trace)
+echo sent $($b grep -c 'signal_generate:.* sig=31 ' /sys/trace)
+$b poweroff -f
+"#;
+
+/// Hits are passages of `trace_NAME()`, also while the guest has the tracepoint on; a question whether the tracepoint is on is no hit.
+fn check_on_and_off(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, ON_AND_OFF);
+    let ran = boot.probe(MKDIR).probe(SIGNAL).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    ran.assert_well();
+    let hits = ran.hits();
+    let made = of(&hits, MKDIR);
+    assert_eq!(number(&ran, "made "), 3, "{}", ran.told());
+    assert_eq!(made.len(), 3, "{made:#?}");
+    let path = |hit: &&Hit| {
+        let mut params = hit.params.iter().flatten();
+        params
+            .find(|param| &*param.name == "path")?
+            .typed
+            .string
+            .clone()
+    };
+    let paths: Vec<_> = made.iter().filter_map(path).collect();
+    let expected = ["/while-1", "/while-2", "/while-3"];
+    assert_eq!(
+        paths,
+        expected.map(|path| GuestString::Whole(path.to_owned()))
+    );
+    let notes = ran.notes();
+    let asks =
+        |note: &String| note.contains("the kernel asks whether the guest has this tracepoint on");
+    assert_eq!(
+        notes.iter().filter(|note| asks(note)).count(),
+        1,
+        "{notes:?}"
+    );
+    // The signal of each shell, of which the guest has traced that of the second.
+    let is_kill = |hit: &&&Hit| value(hit, "sig") == Some(Number::Integer(31));
+    assert_eq!(number(&ran, "sent "), 1, "{}", ran.told());
+    assert_eq!(of(&hits, SIGNAL).iter().filter(is_kill).count(), 3);
+}
+
+#[test]
+fn tracepoints_of_debian_5_10_count_once_while_the_guest_has_them_on() {
+    check_on_and_off("debian-5.10");
+}
+
+#[test]
+fn tracepoints_of_debian_6_1_count_once_while_the_guest_has_them_on() {
+    check_on_and_off("debian-6.1");
+}
+
+#[test]
+fn tracepoints_of_debian_6_12_count_once_while_the_guest_has_them_on() {
+    check_on_and_off("debian-6.12");
+}
+
+#[test]
+fn tracepoints_of_debian_sid_count_once_while_the_guest_has_them_on() {
+    check_on_and_off("debian-sid");
 }

@@ -220,6 +220,7 @@ impl Sleepers {
                         tid: task.tid,
                         pid: task.pid,
                         comm: task.comm.clone(),
+                        ..Task::default()
                     }),
                     state: Some(task.state),
                     user_mode: false,

@@ -13,9 +13,11 @@ use super::{
 };
 use crate::processor::NotKept;
 use crate::ring::{
-    COMM, CPU, FIRST, FLAGS, HEAD, LIMIT, NO_PROCESS, PID, REGISTERS, SITE_FACTOR, SITE_SHIFT,
-    SITES, SLOT_BYTES, SLOTS, TAIL, TID, TOP, TSC, WHO,
+    COMM, CPU, FIRST, FLAGS, HEAD, LIMIT, NO_PROCESS, NO_USER, PID, REGISTERS, RSP_BELOW,
+    SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS, TAIL, TASK_FLAGS, TID, TOP, TSC, UID, WHO,
 };
+
+const _: () = assert!(SAVED_BYTES == RSP_BELOW);
 
 impl Writer<'_> {
     /// Writes a record; jumps to `full` if the ring has no room.
@@ -43,8 +45,7 @@ impl Writer<'_> {
             asm.mov(ptr(rcx + small(TOP)), rax)?;
         }
         // A nonzero `who` marks the record as complete.
-        asm.mov(eax, who)?;
-        asm.mov(ptr(rcx + small(WHO)), eax)?;
+        asm.mov(dword_ptr(rcx + small(WHO)), who)?;
         Ok(())
     }
 
@@ -76,8 +77,15 @@ impl Writer<'_> {
         self.asm.add_instruction(take)?;
         self.asm.and(ecx, small(SLOTS - 1))?;
         self.asm.imul_3(ecx, ecx, small(SLOT_BYTES))?;
-        self.with_word(Opcode::Lea_r64_m, Register::RAX, ring.wrapping_add(FIRST))?;
-        self.asm.add(rcx, rax)
+        let first = ring.wrapping_add(FIRST);
+        // The region is in the last 2 GiB of the address space, as the kernel's text.
+        match i32::try_from(first.0.cast_signed()) {
+            Ok(first) => self.asm.add(rcx, first),
+            Err(_) => {
+                self.with_word(Opcode::Lea_r64_m, Register::RAX, first)?;
+                self.asm.add(rcx, rax)
+            }
+        }
     }
 
     /// Stores all registers in the slot, with their values before the detour.
@@ -106,8 +114,8 @@ impl Writer<'_> {
         }
         asm.mov(rax, ptr(rsp + SAVED_FLAGS))?;
         asm.mov(ptr(rcx + small(FLAGS)), rax)?;
-        asm.lea(rax, ptr(rsp + SAVED_BYTES))?;
-        asm.mov(register(4), rax)
+        // The reader adds the saved bytes.
+        asm.mov(register(4), rsp)
     }
 
     /// Stores the task that the processor runs. A kernel has a task on each processor from its first instruction in C on.
@@ -127,7 +135,15 @@ impl Writer<'_> {
             asm.mov(rdx, ptr(rax + from))?;
             asm.mov(ptr(rcx + small(to)), rdx)?;
         }
-        Ok(())
+        let Some(user) = fields.user else {
+            return asm.mov(dword_ptr(rcx + small(UID)), NO_USER);
+        };
+        asm.mov(edx, ptr(rax + user.flags))?;
+        asm.mov(ptr(rcx + small(TASK_FLAGS)), edx)?;
+        // A task has credentials from its first instruction to its last.
+        asm.mov(rdx, ptr(rax + user.cred))?;
+        asm.mov(edx, ptr(rdx + user.uid))?;
+        asm.mov(ptr(rcx + small(UID)), edx)
     }
 
     fn time(&mut self) -> Result<(), IcedError> {

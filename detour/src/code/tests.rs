@@ -12,7 +12,7 @@ use text::testing::{FakeMemory, FakeVcpu};
 use text::{GuestMemory, Passed, PlantByte, Planter, pass};
 
 use super::*;
-use crate::{TaskFields, register_value, ring};
+use crate::{TaskFields, UserFields, register_value, ring};
 
 /// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;
@@ -32,7 +32,15 @@ const CURRENT_TASK: u64 = 0x70000;
 const FIELDS: TaskFields = TaskFields {
     numbers: 8,
     comm: 0x20,
+    user: Some(UserFields {
+        flags: 4,
+        cred: 0x30,
+        uid: 8,
+    }),
 };
+const CRED: u64 = 0x70100;
+const UID: u32 = 1234;
+const TASK_FLAGS: u32 = 0x0040_0100;
 const TID: u32 = 312;
 const PID: u32 = 300;
 const COMM: [u8; 16] = *b"fifteen-letters\0";
@@ -61,6 +69,9 @@ impl Machine {
         memory.put(CURRENT_TASK + 8, &TID.to_le_bytes());
         memory.put(CURRENT_TASK + 12, &PID.to_le_bytes());
         memory.put(CURRENT_TASK + 0x20, &COMM);
+        memory.put(CURRENT_TASK + 4, &TASK_FLAGS.to_le_bytes());
+        memory.put(CURRENT_TASK + 0x30, &CRED.to_le_bytes());
+        memory.put(CRED + 8, &UID.to_le_bytes());
         Self {
             memory: Arc::new(memory),
             vcpu: FakeVcpu::at(DETOUR, ROOT),
@@ -272,12 +283,16 @@ fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
         let read = machine.memory.read(Gpa(slot + ring::COMM), &mut comm);
         read.expect("memory");
         assert_eq!(comm, COMM);
+        let user = u64::from(UID) | u64::from(TASK_FLAGS) << 32;
+        assert_eq!(word(ring::UID), user);
+        let rsp = word(ring::REGISTERS + 8 * 4);
+        assert_eq!(rsp.wrapping_add_signed(ring::RSP_BELOW.into()), STACK);
     }
     (1 + number, code.bytes.len())
 }
 
-#[test]
-fn record_without_a_task_says_so() {
+/// The number at `offset` of the record that a detour writes with `fields`, in a slot with another record.
+fn recorded_with(fields: Option<TaskFields>, offset: u64) -> i32 {
     let record = Does::Record {
         ring: RING,
         who: 3,
@@ -285,7 +300,7 @@ fn record_without_a_task_says_so() {
         dropped: None,
     };
     let unknown = Processor {
-        fields: None,
+        fields,
         ..work(None, record).processor
     };
     let code = assembled_of(&[Work {
@@ -295,13 +310,27 @@ fn record_without_a_task_says_so() {
     let mut machine = Machine::with(&code);
     let slot = RING.0 + ring::FIRST;
     // A record that was in the slot before.
-    machine.memory.put(slot + ring::TID, &[1; 24]);
+    machine.memory.put(slot + ring::TID, &[1; 32]);
     machine.vcpu.regs.rsp = STACK;
     machine.run(&[TEXT.wrapping_add(5)]);
-    let mut pid = [0; 4];
-    let read = machine.memory.read(Gpa(slot + ring::PID), &mut pid);
+    let mut number = [0; 4];
+    let read = machine.memory.read(Gpa(slot + offset), &mut number);
     read.expect("memory");
-    assert_eq!(i32::from_le_bytes(pid), ring::NO_PROCESS);
+    i32::from_le_bytes(number)
+}
+
+#[test]
+fn record_without_a_task_says_so() {
+    assert_eq!(recorded_with(None, ring::PID), ring::NO_PROCESS);
+}
+
+#[test]
+fn record_without_a_user_says_so() {
+    let fields = TaskFields {
+        user: None,
+        ..FIELDS
+    };
+    assert_eq!(recorded_with(Some(fields), ring::UID), ring::NO_USER);
 }
 
 /// The numbers in the overhead table (`rigs/src/overhead/ways.rs`).
@@ -322,7 +351,7 @@ fn what_a_hit_takes_is_what_the_table_says() {
         (None, record(Of::Call)),
     ];
     let costs = hits.map(|(filter, does)| cost_of_a_hit(filter, does));
-    assert_eq!(costs, [(6, 20), (58, 257), (20, 63), (15, 272), (66, 300)]);
+    assert_eq!(costs, [(6, 20), (60, 270), (20, 63), (15, 285), (68, 313)]);
 }
 
 proptest! {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use manifest::ProbeSpec;
+use manifest::{ProbeKind, ProbeSpec};
 
-use crate::{NotLoaded, ProbeState, ProbeSummary, Summary};
+use crate::{AwaitsModule, NotLoaded, ProbeState, ProbeSummary, Summary};
 
 /// Reasons for unseen executions or returns. The other reasons are about calls that have not returned.
 const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
@@ -51,8 +51,7 @@ impl Tally {
             }
         }
         // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
-        let unloaded = spec.module.clone().map(|module| NotLoaded { module });
-        let unloaded = unloaded.map(|reason| reason.to_string());
+        let unloaded = unloaded(spec);
         let waits = probe.state == ProbeState::Pending && probe.reason != unloaded;
         let blind = match probe.state {
             ProbeState::Refused => "could not be armed",
@@ -73,4 +72,14 @@ impl Tally {
             self.reasons.join(", ")
         )
     }
+}
+
+/// The reason of a probe that waits for its module.
+fn unloaded(spec: &ProbeSpec) -> Option<String> {
+    if spec.kind == ProbeKind::Tracepoint {
+        let spec = spec.to_string();
+        return Some(AwaitsModule { spec }.to_string());
+    }
+    let module = spec.module.clone()?;
+    Some(NotLoaded { module }.to_string())
 }

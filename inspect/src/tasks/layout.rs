@@ -5,7 +5,7 @@ use std::ops::Range;
 use introspect::Btf;
 use introspect::btf::Slot;
 
-use super::cgroup::CgroupLayout;
+use super::cgroup::TaskCgroup;
 use super::command_line::ProgramLayout;
 use super::name::WorkerLayout;
 use crate::structs::{NoType, StructType};
@@ -38,7 +38,7 @@ pub(super) struct TaskLayout {
     pub(super) uid: Slot,
     pub(super) euid: Slot,
     /// Absent if the kernel is built without cgroups.
-    pub(super) cgroup: Option<CgroupLayout>,
+    pub(super) cgroup: Option<TaskCgroup>,
     /// Absent if the types do not describe address spaces.
     pub(super) program: Option<ProgramLayout>,
     /// Absent if the types do not describe kernel threads.
@@ -68,7 +68,7 @@ impl TaskLayout {
             thread_head: signal.slot("thread_head.next")?,
             uid: cred.slot("uid.val")?,
             euid: cred.slot("euid.val")?,
-            cgroup: CgroupLayout::new(btf).ok(),
+            cgroup: TaskCgroup::new(btf),
             program: ProgramLayout::new(btf).ok(),
             worker: WorkerLayout::new(btf).ok(),
         };

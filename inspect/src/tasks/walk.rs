@@ -1,6 +1,7 @@
 //! Follows the lists of tasks.
 
 use address::Gva;
+use introspect::TaskLayout as TaskMembers;
 use introspect::btf::Slot;
 
 use super::cgroup::Paths;
@@ -19,8 +20,6 @@ const MAX_TASKS: usize = 64 << 10;
 const MAX_READ_BYTES: usize = 512 << 20;
 /// What the command lines and paths of an answer may take in memory: a thousand bytes for each of as many tasks as a large server has.
 const MAX_TEXT_BYTES: usize = 64 << 20;
-/// `PF_KTHREAD`.
-const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// A thread, as far as the list itself tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,7 +235,7 @@ impl Details<'_> {
             ..
         } = layout.thread(at, bytes);
         let flags = word(layout.flags);
-        let kernel_thread = flags & KERNEL_THREAD != 0;
+        let kernel_thread = TaskMembers::is_kernel_thread(flags);
         if let Some(worker) = layout.worker.as_ref().filter(|_| kernel_thread) {
             // A thread that is about to end has given its `struct kthread` back.
             if let Ok(Some(name)) = worker.of(reads, bytes, &comm, flags) {

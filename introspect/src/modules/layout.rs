@@ -5,6 +5,7 @@ use address::Gva;
 use super::{ModuleRegion, ModulesError, RegionKind, notes::NotesLayout, usage::UsageLayout};
 use crate::btf::{Btf, Slot, StructId, Type};
 use crate::orc::ModuleRules;
+use crate::tracepoints::TableAt;
 
 /// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;
@@ -30,6 +31,8 @@ pub(super) struct ModuleLayout {
     pub(super) ftrace: Option<Table>,
     pub(super) jump_labels: Option<Table>,
     pub(super) static_calls: Option<Table>,
+    pub(super) tracepoints: Option<Table>,
+    pub(super) events: Option<Table>,
     /// Absent if the kernel is built without unloading.
     pub(super) usage: Option<UsageLayout>,
     /// Absent if the kernel is built without sysfs.
@@ -73,6 +76,16 @@ pub(super) struct Table {
     pub(super) stride: usize,
 }
 
+impl Table {
+    /// The array, from the bytes of the `struct module`; an empty one if the bytes are too few.
+    pub(super) fn read(self, bytes: &[u8]) -> TableAt {
+        TableAt {
+            start: Gva(self.start.read(bytes).unwrap_or_default()),
+            count: self.count.read(bytes).unwrap_or_default(),
+        }
+    }
+}
+
 impl ModuleLayout {
     pub(super) fn from_btf(btf: &Btf) -> Result<Self, ModulesError> {
         let module = named(btf, "module")?;
@@ -93,6 +106,8 @@ impl ModuleLayout {
             ftrace: table(btf, module, "ftrace_callsites", "num_ftrace_callsites"),
             jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
             static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
+            tracepoints: table(btf, module, "tracepoints_ptrs", "num_tracepoints"),
+            events: table(btf, module, "trace_events", "num_trace_events"),
             usage: UsageLayout::from_btf(btf, module),
             notes: NotesLayout::from_btf(btf, module),
             unwind: UnwindLayout::from_btf(btf, module),

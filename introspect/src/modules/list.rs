@@ -3,9 +3,13 @@
 use address::Gva;
 
 use super::{
-    Module, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites, symbols::Symtab,
+    Module, ModuleState, ModuleUsage, ModulesError,
+    layout::{ModuleLayout, Table},
+    sites,
+    symbols::Symtab,
     view::View,
 };
+use crate::tracepoints::{ModuleTables, TableAt};
 use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
 /// The kernel's list head.
@@ -79,6 +83,28 @@ impl Modules {
         let view = View::new(memory, paging);
         let bytes = self.bytes(&view, address)?;
         self.module(&view, address, &bytes)
+    }
+
+    /// The tables of tracepoints, jump labels and static calls of the module at `address`.
+    ///
+    /// # Errors
+    ///
+    /// If the `struct module` cannot be read.
+    pub fn tracepoint_tables(
+        &self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        address: Gva,
+    ) -> Result<ModuleTables, ModulesError> {
+        let bytes = self.bytes(&View::new(memory, paging), address)?;
+        let layout = &self.layout;
+        let table = |table: Option<Table>| table.map_or(TableAt::default(), |it| it.read(&bytes));
+        Ok(ModuleTables {
+            tracepoints: table(layout.tracepoints),
+            events: table(layout.events),
+            labels: table(layout.jump_labels),
+            static_calls: table(layout.static_calls),
+        })
     }
 
     /// The size of `struct module` in bytes.

@@ -10,6 +10,7 @@ use super::{
     layout::{ModuleLayout, Table},
     view::View,
 };
+use crate::tracepoints::TableAt;
 use crate::{
     PatchKind, PatchSite,
     patchsites::{BRANCH_BYTES, instruction_len, static_call_trampoline},
@@ -82,8 +83,7 @@ fn entries(
     table: Table,
     module: &[u8],
 ) -> Result<Vec<Entry>, ModulesError> {
-    let count = table.count.read(module).unwrap_or_default();
-    let start = Gva(table.start.read(module).unwrap_or_default());
+    let TableAt { start, count } = table.read(module);
     if count == 0 || start == Gva(0) {
         return Ok(Vec::new());
     }

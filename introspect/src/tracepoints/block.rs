@@ -20,14 +20,12 @@ use std::collections::BTreeMap;
 use address::Gva;
 use thiserror::Error;
 
-use crate::insn::{
-    Access, Cpu, Decoded, Fault, Gpr, Outcome, Reason, Segment, decode, emulate_decoded,
-};
+use super::calls::{ReadCode, instruction};
+use crate::insn::{Access, Cpu, Decoded, Fault, Gpr, Outcome, Reason, Segment, emulate_decoded};
 
 /// A block takes some ten instructions; a block with a condition calls a function.
 const MAX_STEPS: usize = 256;
 const MAX_WRITTEN_BYTES: usize = 512;
-const MAX_INSTRUCTION_BYTES: usize = 15;
 const WORD_BYTES: u64 = 8;
 /// The offset of the data in an entry of the list of functions.
 const DATA_OFFSET: u64 = 8;
@@ -103,7 +101,7 @@ impl ArgumentBlock {
     pub fn arguments(
         &self,
         snapshot: &Snapshot,
-        read: &mut dyn FnMut(Gva, &mut [u8]) -> bool,
+        read: ReadCode<'_>,
     ) -> Result<[u64; 6], NoArguments> {
         let mut cpu = Interpreter {
             gprs: snapshot.gprs,
@@ -147,19 +145,13 @@ struct Interpreter<'r> {
     funcs: Gva,
     /// The bytes that the block has written.
     written: BTreeMap<Gva, u8>,
-    read: &'r mut dyn FnMut(Gva, &mut [u8]) -> bool,
+    read: ReadCode<'r>,
 }
 
 impl Interpreter<'_> {
     fn instruction(&mut self) -> Result<Decoded, NoArguments> {
         let at = self.rip;
-        let mut bytes = [0; MAX_INSTRUCTION_BYTES];
-        // The next page may not be mapped.
-        let readable = (1..=MAX_INSTRUCTION_BYTES)
-            .rev()
-            .find(|len| (self.read)(at, &mut bytes[..*len]));
-        let code = &bytes[..readable.unwrap_or(0)];
-        decode(code, at).map_err(|_| NoArguments::NoCode { at })
+        instruction(at, self.read).ok_or(NoArguments::NoCode { at })
     }
 
     /// The arguments behind the first, at a call.

@@ -1,10 +1,19 @@
-//! The kernel's tracepoints: where they are, and their arguments.
+//! The tracepoints of the kernel and of its modules: where they are, and their arguments.
 //!
-//! `table` reads the kernel's tables, from its file. While the guest has a tracepoint off, nothing computes the tracepoint's arguments: `block`
-//! interprets the code that would, on a copy of the registers.
+//! `table` reads the kernel's tables, from its file, and `module` those of a module, from the guest's memory; `labels` and `layout` are the parts
+//! that both have, and `calls` tells the places where a tracepoint is passed from those that ask whether it is on. While the guest has
+//! a tracepoint off, nothing computes the tracepoint's arguments: `block` interprets the code that would, on a copy of the registers.
 
 mod block;
+mod calls;
+mod labels;
+mod layout;
+mod module;
 mod table;
 
 pub use block::{ArgumentBlock, NoArguments, Snapshot};
-pub use table::{Tracepoint, TracepointSite, Tracepoints};
+pub use calls::{ReadCode, TracepointCall};
+pub use labels::TracepointSite;
+pub use layout::TracepointVariable;
+pub use module::{ModuleTables, ModuleTracepoints, TableAt};
+pub use table::{Tracepoint, Tracepoints};

@@ -2,7 +2,7 @@
 //!
 //! Each event of ftrace has a `struct trace_event_call`, which names its group and points to the `struct tracepoint`. Each site is a jump label
 //! whose key is part of the tracepoint. While the guest has the tracepoint off, the site is a nop; the target of the jump is a block that
-//! computes the tracepoint's arguments.
+//! computes the tracepoint's arguments. A jump label whose block does not call the tracepoint's functions is no site ([`TracepointCall`]).
 //!
 //! ```text
 //!  __start_ftrace_events ─▶ trace_event_call { class ─▶ { system "sched" }, tp ─▶ tracepoint { key, …, funcs } }
@@ -10,13 +10,14 @@
 //!  __start___jump_table ─▶ jump_entry { code: the site, target: the block, key ────────────────┘ }
 //! ```
 //!
-//! The tables of modules are not read.
+//! The tables of modules are read from the guest ([`ModuleTracepoints`](super::ModuleTracepoints)).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use address::Gva;
-
+use super::TracepointSite;
+use super::labels::{JUMP_BYTES, Labels, labels};
+use super::layout::{Layout, TracepointVariable, is_name};
 use crate::btf::Btf;
 use crate::image::ImageReader;
 use crate::{ImageSource, SymbolTable};
@@ -25,35 +26,22 @@ const EVENTS: [&str; 2] = ["__start_ftrace_events", "__stop_ftrace_events"];
 const JUMPS: [&str; 2] = ["__start___jump_table", "__stop___jump_table"];
 /// The beginning of the name of a tracepoint's variable.
 const VARIABLE: &str = "__tracepoint_";
-
-/// An entry of the table of jump labels: two distances of 32 bits, and one of 64.
-const JUMP_BYTES: u64 = 16;
-const KEY_OFFSET: u64 = 8;
-/// The lowest bits of the distance to a key are flags.
-const KEY_FLAGS: u64 = 3;
 /// Stock kernels have 10 000 jump labels.
 const MAX_JUMPS: u64 = 1 << 20;
-
-/// Where the kernel passes a tracepoint, at link-time addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TracepointSite {
-    /// The jump label.
-    pub at: Gva,
-    /// The code that the jump label jumps to while the tracepoint is on.
-    pub block: Gva,
-}
+/// The blocks of a stock kernel take some hundred thousand instructions. With a broken file, tracepoints beyond have no sites.
+const MAX_INSTRUCTIONS: usize = 1 << 22;
 
 /// A tracepoint of the kernel proper, at link-time addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracepoint {
     /// The name without the group: `sched_switch`.
     pub name: Arc<str>,
-    /// The address of the pointer to the functions that the tracepoint calls, null while it is off.
-    pub funcs: Gva,
+    /// The tracepoint's variable.
+    pub variable: TracepointVariable,
     /// In the order of their addresses. Shared, because a broken file may have many events for a tracepoint.
     pub sites: Arc<[TracepointSite]>,
-    /// Whether the kernel calls a function when the guest switches the tracepoint on. Most such functions open the way to the sites.
-    pub is_prepared: bool,
+    /// The number of jump labels at which the kernel only asks whether the tracepoint is on.
+    pub questions: usize,
 }
 
 /// All tracepoints of a kernel that are events of ftrace.
@@ -67,7 +55,7 @@ impl Tracepoints {
     /// Reads the tables of `source`; empty if the kernel has none, or if its types do not have their layout.
     #[must_use]
     pub fn read(source: &dyn ImageSource, symbols: &SymbolTable, types: &Btf) -> Self {
-        let named = Layout::new(types).map(|layout| layout.events(source, symbols));
+        let named = Layout::new(types).map(|layout| events(&layout, source, symbols));
         Self {
             named: named.unwrap_or_default(),
         }
@@ -86,141 +74,80 @@ impl Tracepoints {
     }
 }
 
-/// Offsets in the kernel's structures, bytes.
-struct Layout {
-    /// Of the class in `trace_event_call`.
-    class: u64,
-    /// Of the tracepoint in `trace_event_call`.
-    tracepoint: u64,
-    /// Of the group's name in `trace_event_class`.
-    system: u64,
-    /// Of the key in `tracepoint`.
-    key: u64,
-    /// Of the functions in `tracepoint`.
-    funcs: u64,
-    prepare: Prepare,
-}
-
-/// Where a tracepoint has the function that prepares its sites: null for most.
-enum Prepare {
-    /// At the offset in `tracepoint`.
-    Inside(u64),
-    /// At the second offset in the structure whose address is at the first offset in `tracepoint`; no tracepoint without a function has
-    /// the structure.
-    Behind(u64, u64),
-}
-
-impl Layout {
-    fn new(types: &Btf) -> Option<Self> {
-        let offset = |of, path| {
-            let holder = types.struct_named(of)?;
-            types.member(holder, path).map(|member| member.offset_bytes)
-        };
-        Some(Self {
-            class: offset("trace_event_call", "class")?,
-            tracepoint: offset("trace_event_call", "tp")?,
-            system: offset("trace_event_class", "system")?,
-            key: offset("tracepoint", "key")?,
-            funcs: offset("tracepoint", "funcs")?,
-            prepare: match offset("tracepoint", "regfunc") {
-                Some(at) => Prepare::Inside(at),
-                None => Prepare::Behind(
-                    offset("tracepoint", "ext")?,
-                    offset("tracepoint_ext", "regfunc")?,
-                ),
-            },
-        })
-    }
-
-    fn is_prepared(&self, image: ImageReader<'_>, tracepoint: Gva) -> bool {
-        let is_there = |at| image.number(at, 8).is_some_and(|pointer| pointer != 0);
-        match self.prepare {
-            Prepare::Inside(at) => is_there(tracepoint.wrapping_add(at)),
-            Prepare::Behind(holder, at) => {
-                let holder = tracepoint.wrapping_add(holder);
-                let found = is_there(holder).then(|| image.pointer(holder)).flatten();
-                found.is_some_and(|found| is_there(found.wrapping_add(at)))
-            }
-        }
-    }
-
-    fn events(
-        &self,
-        source: &dyn ImageSource,
-        symbols: &SymbolTable,
-    ) -> BTreeMap<String, Tracepoint> {
-        let image = ImageReader::new(source);
-        let sites = sites(image, symbols);
-        let [start, stop] = EVENTS;
-        let event = |call: Gva| {
-            let at = image.pointer(call.wrapping_add(self.tracepoint))?;
+fn events(
+    layout: &Layout,
+    source: &dyn ImageSource,
+    symbols: &SymbolTable,
+) -> BTreeMap<String, Tracepoint> {
+    let image = ImageReader::new(source);
+    let labels = all_labels(image, symbols);
+    let mut left = MAX_INSTRUCTIONS;
+    // Several events may have a tracepoint in common.
+    let mut known = BTreeMap::new();
+    let mut named = BTreeMap::new();
+    let [start, stop] = EVENTS;
+    for event in image.table(symbols, start, stop) {
+        let found = || {
+            let at = layout.tracepoint_of(image, event)?;
             // The event of a system call has no tracepoint.
             let symbol = symbols.resolve(at).filter(|found| found.offset == 0)?;
             let name = symbol.symbol.name.strip_prefix(VARIABLE)?.to_owned();
             is_name(&name).then_some(())?;
-            let class = image.pointer(call.wrapping_add(self.class))?;
-            let system = image.text(image.pointer(class.wrapping_add(self.system))?)?;
-            is_name(&system).then_some(())?;
-            let key = at.wrapping_add(self.key);
-            let tracepoint = Tracepoint {
-                name: name.as_str().into(),
-                funcs: at.wrapping_add(self.funcs),
-                sites: sites.get(&key).cloned().unwrap_or_default(),
-                is_prepared: self.is_prepared(image, at),
-            };
-            Some((format!("{system}:{name}"), tracepoint))
+            Some((at, name, layout.group_of(image, event)?))
         };
-        image
-            .table(symbols, start, stop)
-            .filter_map(event)
-            .collect()
+        let Some((at, name, group)) = found() else {
+            continue;
+        };
+        let tracepoint = known.entry(at).or_insert_with(|| {
+            let variable = layout.variable(image, at);
+            let labels = labels.get(&variable.key).cloned().unwrap_or_default();
+            let sites = passages(source, &variable, &labels, &mut left);
+            Tracepoint {
+                name: name.as_str().into(),
+                variable,
+                questions: labels.len() - sites.len(),
+                sites,
+            }
+        });
+        named.insert(format!("{group}:{name}"), tracepoint.clone());
     }
+    named
 }
 
-/// Whether `text` can be a group or a name: colons and `@` would be parts of a probe's name.
-fn is_name(text: &str) -> bool {
-    let is_usual = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    !text.is_empty() && text.chars().all(is_usual)
+/// Those of `labels` at which the kernel passes the tracepoint.
+fn passages(
+    source: &dyn ImageSource,
+    variable: &TracepointVariable,
+    labels: &[TracepointSite],
+    left: &mut usize,
+) -> Arc<[TracepointSite]> {
+    let mut read = |at, buf: &mut [u8]| source.read_linked(at, buf).is_ok();
+    // The file has the calls of the trampoline.
+    let key_of = |_| None;
+    let mut is_passage = |site: &&TracepointSite| match &variable.call {
+        Some(call) => call.is_made_by(site, &mut read, &key_of, left),
+        None => true,
+    };
+    labels
+        .iter()
+        .filter(|site| is_passage(site))
+        .copied()
+        .collect()
 }
 
-/// The sites of each key.
-fn sites(image: ImageReader<'_>, symbols: &SymbolTable) -> BTreeMap<Gva, Arc<[TracepointSite]>> {
-    let mut sites: BTreeMap<Gva, Vec<TracepointSite>> = BTreeMap::new();
+fn all_labels(image: ImageReader<'_>, symbols: &SymbolTable) -> Labels {
     let [start, stop] = JUMPS.map(|label| symbols.address_of(label));
     let Some((start, stop)) = start.zip(stop) else {
-        return BTreeMap::new();
+        return Labels::new();
     };
-    let jumps = stop.offset_from(start).unwrap_or(0) / JUMP_BYTES;
-    for number in 0..jumps.min(MAX_JUMPS) {
-        let entry = start.wrapping_add(number * JUMP_BYTES);
-        if let Some((key, site)) = jump(image, entry) {
-            sites.entry(key).or_default().push(site);
-        }
-    }
-    let in_order = |(key, mut sites): (Gva, Vec<TracepointSite>)| {
-        sites.sort_unstable();
-        (key, sites.into())
-    };
-    sites.into_iter().map(in_order).collect()
-}
-
-fn jump(image: ImageReader<'_>, entry: Gva) -> Option<(Gva, TracepointSite)> {
-    let near = |offset: u64| {
-        let at = entry.wrapping_add(offset);
-        let distance = i32::from_le_bytes(image.bytes(at)?);
-        Some(Gva(at.0.wrapping_add_signed(distance.into())))
-    };
-    let at = entry.wrapping_add(KEY_OFFSET);
-    let distance = u64::from_le_bytes(image.bytes(at)?);
-    let site = TracepointSite {
-        at: near(0)?,
-        block: near(4)?,
-    };
-    Some((at.wrapping_add(distance & !KEY_FLAGS), site))
+    let count = stop.offset_from(start).unwrap_or(0) / JUMP_BYTES;
+    labels(image, start, count.min(MAX_JUMPS))
 }
 
 #[cfg(test)]
 mod tests {
+    use address::Gva;
+
     use super::*;
     use crate::btf::synthetic::Blob;
     use crate::{NotInImage, SymbolTableBuilder};
@@ -231,6 +158,7 @@ mod tests {
     const TRACEPOINT: u64 = 0x300;
     const JUMP_TABLE: u64 = 0x400;
     const SITES: [u64; 2] = [0x900, 0x800];
+    const TRAMPOLINE: u64 = 0xc80;
 
     /// Memory from [`BASE`] on.
     struct Image(Vec<u8>);
@@ -266,8 +194,8 @@ mod tests {
         }
     }
 
-    /// The types of a kernel whose tracepoints have a structure for rare members, or not.
-    fn types(is_extended: bool) -> Btf {
+    /// The types of a kernel whose tracepoints have `key`, `funcs` and these members.
+    fn types_with(members: &[(&str, u32)]) -> Btf {
         let mut blob = Blob::new();
         let long = blob.int("long", 8);
         let inner =
@@ -278,11 +206,17 @@ mod tests {
             &[("class", long, 16), ("", inner, 24)],
         );
         blob.structure("trace_event_class", 64, &[("system", long, 0)]);
-        let key = [("key", long, 8), ("funcs", long, 40)];
-        let prepare = if is_extended { "ext" } else { "regfunc" };
-        blob.structure("tracepoint", 64, &[key[0], (prepare, long, 24), key[1]]);
+        let all = [("key", 8), ("funcs", 40)];
+        let all = all.iter().chain(members);
+        let all: Vec<_> = all.map(|(name, at)| (*name, long, *at)).collect();
+        blob.structure("tracepoint", 72, &all);
         blob.structure("tracepoint_ext", 64, &[("regfunc", long, 8)]);
         Btf::parse(blob.finish()).expect("types")
+    }
+
+    /// The types of a kernel whose tracepoints have a structure for rare members, or not.
+    fn types(is_extended: bool) -> Btf {
+        types_with(&[(if is_extended { "ext" } else { "regfunc" }, 24)])
     }
 
     fn read(types: &Btf) -> Tracepoints {
@@ -332,20 +266,21 @@ mod tests {
         );
         let found = all.get("sched:sched_switch").expect("there");
         assert_eq!(&*found.name, "sched_switch");
-        assert_eq!(found.funcs, Gva(BASE + TRACEPOINT + 40));
+        assert_eq!(found.variable.funcs, Gva(BASE + TRACEPOINT + 40));
         let site = |at| TracepointSite {
             at: Gva(BASE + at),
             block: Gva(BASE + at + 0x40),
         };
         assert_eq!(*found.sites, [site(0x800), site(0x900)]);
-        assert!(!found.is_prepared);
+        assert!(!found.variable.is_prepared);
     }
 
     #[test]
     fn a_tracepoint_with_a_function_for_its_switching_on_is_prepared() {
         let is_prepared = |is_extended, change: &dyn Fn(&mut Image)| {
             let all = read_changed(&types(is_extended), |image| change(image));
-            all.get("sched:sched_switch").expect("there").is_prepared
+            let found = all.get("sched:sched_switch").expect("there");
+            found.variable.is_prepared
         };
         let member = TRACEPOINT + 24;
         assert!(is_prepared(false, &|image| image.pointer(member, 0x900)));
@@ -356,6 +291,30 @@ mod tests {
             image.pointer(member, 0xb00);
             image.pointer(0xb08, 0x900);
         }));
+    }
+
+    #[test]
+    fn label_whose_block_makes_no_call_is_a_question() {
+        let types = types_with(&[
+            ("regfunc", 24),
+            ("static_call_key", 48),
+            ("static_call_tramp", 56),
+            ("iterator", 64),
+        ]);
+        let all = read_changed(&types, |image| {
+            image.pointer(TRACEPOINT + 48, 0xc00);
+            image.pointer(TRACEPOINT + 56, TRAMPOLINE);
+            image.pointer(TRACEPOINT + 64, 0xd00);
+            // The block of the first site calls; that of the second returns.
+            let block = SITES[0] + 0x40;
+            image.put(block, &[0xe8]);
+            image.near(block + 1, TRAMPOLINE - 4);
+            image.put(SITES[1] + 0x40, &[0xc3]);
+        });
+        let found = all.get("sched:sched_switch").expect("there");
+        let sites: Vec<_> = found.sites.iter().map(|site| site.at).collect();
+        assert_eq!(sites, [Gva(BASE + SITES[0])]);
+        assert_eq!(found.questions, 1);
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl<'e> HitArguments<'e> {
     pub(crate) fn at(&mut self, hit: &mut HitContext<'_>) -> FoundArguments {
         *self
             .found
-            .get_or_insert_with(|| match self.probe.arguments.read(hit) {
+            .get_or_insert_with(|| match self.probe.argument_source().read(hit) {
                 None => FoundArguments::Registers,
                 Some(Ok(arguments)) => FoundArguments::Read(arguments),
                 Some(Err(why)) => {

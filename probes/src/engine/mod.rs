@@ -23,6 +23,8 @@ mod interest;
 mod inventory;
 mod kernel_events;
 mod module_code;
+mod module_sites;
+mod module_tracepoints;
 mod module_types;
 mod modules;
 mod optimise;
@@ -36,6 +38,7 @@ mod returns;
 mod running;
 mod stack_reader;
 mod stacks;
+mod task_reader;
 mod tasks;
 #[cfg(test)]
 mod tests;

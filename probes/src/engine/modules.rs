@@ -24,6 +24,8 @@ use text::{GuestError, Paused, Vcpu};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
+use crate::engine::module_sites::{FoundSite, ModuleSites, may_be_in};
+use crate::engine::module_tracepoints;
 use crate::engine::module_types::KeptTypes;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
@@ -32,11 +34,10 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::engine::typed::signature_in_module;
-use crate::module::{LoadedModule, ModuleCode, TextSymbols};
+use crate::module::LoadedModule;
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
-use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
+use crate::resolve::{Place, ProbeNumber};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
@@ -140,7 +141,8 @@ impl ModuleWatch {
             .read_module(|modules, paging| modules.read(&self.running.planter, paging, &symbols));
         match read {
             Ok(modules) => {
-                for module in modules.into_iter().flatten() {
+                // The latest is the first of the list. A module passes tracepoints of modules that were loaded before.
+                for module in modules.unwrap_or_default().into_iter().rev() {
                     if module.state() != ModuleState::Going {
                         self.bind(&module, Read::FromList);
                     }
@@ -210,86 +212,75 @@ impl ModuleWatch {
         let Some(paging) = self.running.modules.paging() else {
             return;
         };
-        let module = Arc::new(LoadedModule::new(
-            module.clone(),
-            &self.running.planter,
-            &paging,
-        ));
+        let before = self.probes.list.load_full();
+        let awaits_tracepoints = before.iter().any(|probe| probe.awaits_tracepoint());
+        let tracepoints = awaits_tracepoints
+            .then(|| module_tracepoints::read(&self.running, module, &paging))
+            .flatten();
+        let module = LoadedModule::new(module.clone(), &self.running.planter, &paging);
+        let module = Arc::new(module.with_tracepoints(tracepoints));
         if !self.keep(&module) {
             return;
         }
-        let text = ModuleCode {
-            module: &module,
-            planter: &self.running.planter,
-        };
-        let before = self.probes.list.load_full();
-        // The known matches of each glob.
-        let known: BTreeSet<(ProbeId, &str)> = before
-            .iter()
-            .filter(|probe| probe.in_module.is_some())
-            .map(|probe| (probe.id, &*probe.name))
-            .collect();
-        let is_meant = |probe: &Probe| {
-            let spec = probe.in_module.as_ref();
-            spec.and_then(|spec| spec.module.as_deref()) == Some(module.name())
-        };
-        if !before.iter().any(|probe| is_meant(probe)) {
+        if !before.iter().any(|probe| may_be_in(probe, &module)) {
             return;
         }
         for unread in module.unread() {
             let text = format!("part of the module {}: {unread}", module.name());
             self.reporter.note(None, text);
         }
-        let symbols = TextSymbols::new(&module);
-        let types = OnceCell::new();
-        let types = || types.get_or_init(|| self.types_of(module.module(), &paging, read));
-        let signature = |probe: &Probe, place: &Result<Place, Refusal>| {
-            let place = place.as_ref().ok()?;
-            signature_in_module(|| types().as_ref(), &text, &symbols, &probe.purpose, place)
+        let own = OnceCell::new();
+        let own = || own.get_or_init(|| self.types_of(module.module(), &paging, read));
+        let types = |of: Option<Gva>| match of {
+            None => self.running.kernel.types().ok().cloned(),
+            Some(at) if at == module.address() => own().clone(),
+            Some(at) => {
+                let other = self.running.modules.at(at)?;
+                self.types_of(other.module(), &paging, Read::FromList)
+            }
         };
+        let sites = ModuleSites::new(&module, &self.running, &types);
+        // The known matches of each pattern.
+        let mut known: BTreeSet<(ProbeId, Arc<str>)> = before
+            .iter()
+            .filter(|probe| probe.in_module.is_some() && !probe.is_glob())
+            .map(|probe| (probe.id, Arc::clone(&probe.name)))
+            .collect();
         let mut after = Vec::with_capacity(before.len());
         let mut number = ProbeNumber::new(before.len());
         for probe in before.iter() {
             after.push(Arc::clone(probe));
-            let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
+            let spec = probe.in_module.as_ref();
+            let Some(spec) = spec.filter(|_| may_be_in(probe, &module)) else {
                 continue;
             };
-            probe.set_signature(None);
-            match in_module(&module, &text, &symbols, spec) {
+            match sites.of(probe, spec) {
                 // The module's init function has run.
-                Err(_) if probe.status.state() == ProbeState::Gone => (),
+                Err(_) if probe.status.state() == ProbeState::Gone => probe.set_signature(None),
                 Err(problem) => {
                     let spec = spec.to_string();
                     self.probes
                         .refuse(probe, ResolveError { spec, problem }.to_string());
                 }
-                Ok(found) if probe.is_glob() => {
-                    let mut missing = found;
-                    missing.retain(|found| !known.contains(&(probe.id, &*found.name)));
+                Ok(mut found) if probe.is_glob() => {
+                    found.retain(|found| known.insert((probe.id, Arc::clone(&found.name))));
                     // The guest chooses the names, and may load modules again and again.
-                    if let Err(error) = number.add(spec, missing.len()) {
+                    if let Err(error) = number.add(spec, found.len()) {
                         self.probes.refuse(probe, error.to_string());
                         continue;
                     }
-                    for found in missing {
-                        let Ok(spec) = found.name.parse() else {
+                    for mut found in found {
+                        let Some(spec) = found.spec.take() else {
                             continue;
                         };
                         let matched = probe.matched(&found.name).awaiting(spec);
-                        matched.set_signature(signature(&matched, &found.place));
-                        self.place(&matched, found.place);
+                        self.place(&matched, found);
                         after.push(Arc::new(matched));
                     }
                 }
-                Ok(found) => {
-                    for found in found {
-                        probe.set_signature(signature(probe, &found.place));
-                        self.place(probe, found.place);
-                    }
-                }
+                Ok(found) => found.into_iter().for_each(|found| self.place(probe, found)),
             }
         }
-        drop(known);
         if after.len() != before.len() {
             self.probes.list.store(Arc::new(after));
         }
@@ -320,8 +311,10 @@ impl ModuleWatch {
         self.types.get(module.address(), place, read, refused)
     }
 
-    fn place(&self, probe: &Probe, place: Result<Place, Refusal>) {
-        match place {
+    /// Binds `probe` to its site.
+    fn place(&self, probe: &Probe, found: FoundSite) {
+        probe.set_signature(found.signature);
+        match found.place {
             Ok(place) => {
                 probe.set_place(Some(place));
                 probe.status.set_state(ProbeState::Pending, None);
@@ -349,7 +342,8 @@ impl ModuleWatch {
             if let (Ok(Some(now)), Some(paging)) = (state, self.running.modules.paging()) {
                 // Other modules may be loaded at the address of the init text.
                 let now = LoadedModule::new(now, &self.running.planter, &paging);
-                self.keep(&Arc::new(now));
+                let tracepoints = module.tracepoints().cloned();
+                self.keep(&Arc::new(now.with_tracepoints(tracepoints)));
             }
             for probe in self.probes.list.load().iter() {
                 let in_init = |place: &Place| place.init && place.module == Some(module.address());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use errors::chain;
 use events::{ProbeId, ProbeState};
-use manifest::{Action, ProbeConfig};
+use manifest::{Action, ProbeConfig, ProbeKind};
 
 use crate::ResolveError;
 use crate::arguments::ArgumentSource;
@@ -20,7 +20,8 @@ use crate::engine::typed::signature_for;
 use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
+use crate::resolve::tracepoints::remark;
+use crate::resolve::{ProbeNumber, Resolved, resolve};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
@@ -98,6 +99,9 @@ impl ProbeList {
             };
             let found = resolve(&self.running.kernel, spec, slide)?;
             number.add(spec, found.len())?;
+            let mut remark = (spec.kind == ProbeKind::Tracepoint)
+                .then(|| remark(&self.running.kernel, spec))
+                .flatten();
             for Resolved { name, place } in found {
                 let name = match &purpose {
                     // An injection may share the site with a probe that reports or counts hits.
@@ -121,15 +125,20 @@ impl ProbeList {
                     .showing(arguments, *stack);
                 probe.set_signature(signature);
                 self.running.prepare(&probe);
+                if let Some(text) = remark.take() {
+                    self.reporter.note(Some(&probe), text);
+                }
                 if let Some(why) = why {
-                    let state = match why {
-                        Refusal::NotLoaded(_) => ProbeState::Pending,
-                        _ => ProbeState::Refused,
+                    let awaits = why.awaits_module();
+                    let state = if awaits {
+                        ProbeState::Pending
+                    } else {
+                        ProbeState::Refused
                     };
                     probe.status.set_state(state, Some(why.to_string()));
-                }
-                if spec.module.is_some() {
-                    probe = probe.awaiting(spec.clone());
+                    if awaits {
+                        probe = probe.awaiting(spec.clone());
+                    }
                 }
                 probes.push(Arc::new(probe));
             }

@@ -6,14 +6,16 @@
 use std::sync::Arc;
 
 use address::Gva;
-use detour::{NAME_BYTES, RecordedTask, TaskFields};
+use detour::{NAME_BYTES, RecordedTask, TaskFields, UserFields};
 use events::Task;
-use introspect::{PagingState, read_virt};
-use text::{GuestError, SystemState, Vcpu};
+use introspect::btf::Slot;
+use introspect::{PagingState, TaskLayout};
+use text::{GuestError, GuestMemory, SystemState, Vcpu};
 use vmm::VcpuState;
 
 use crate::engine::running::Running;
 use crate::engine::running::located::Reached;
+use crate::engine::task_reader::{CgroupPaths, TaskReader, until_zero};
 
 /// The beginning of the name of the boot processor's first task.
 const FIRST_TASK: &str = "swapper";
@@ -27,10 +29,13 @@ pub(crate) struct Tasks {
     pub(crate) running: Arc<Running>,
     /// The kernel's first task is where the types say.
     pub(crate) found: Reached,
+    /// The user of the kernel's first task, too.
+    pub(crate) user_found: Reached,
+    pub(crate) paths: CgroupPaths,
 }
 
 impl Tasks {
-    /// The task on the vCPU, at the instruction `ip`.
+    /// The numbers and the name of the task on the vCPU, at the instruction `ip`.
     ///
     /// # Errors
     ///
@@ -39,21 +44,24 @@ impl Tasks {
         if self.running.kernel.tasks().is_none() {
             return Ok(None);
         }
-        Ok(self.at(&vcpu.system_state()?, ip))
+        let state = vcpu.system_state()?;
+        let gs = self.kernel_gs(&state, ip);
+        Ok(gs.and_then(|gs| self.read(&state.paging, gs, Depth::Name)))
     }
 
     /// The task of a vCPU in `state`, at the instruction `ip`.
     pub(crate) fn at(&self, state: &SystemState, ip: Gva) -> Option<Task> {
-        self.read(&state.paging, self.area(state, ip)?)
+        let gs = self.kernel_gs(state, ip)?;
+        self.read(&state.paging, gs, Depth::Details)
     }
 
     /// The `task_struct` of the task of a vCPU in `state`, at the instruction `ip`.
     pub(crate) fn address_at(&self, state: &SystemState, ip: Gva) -> Option<Gva> {
-        self.address(&state.paging, self.area(state, ip)?)
+        self.address(&state.paging, self.kernel_gs(state, ip)?)
     }
 
-    /// The per-CPU area of a vCPU in `state`, at the instruction `ip`.
-    fn area(&self, state: &SystemState, ip: Gva) -> Option<u64> {
+    /// The processor's per-CPU area; `None` where `gs` may hold another address.
+    fn kernel_gs(&self, state: &SystemState, ip: Gva) -> Option<u64> {
         let located = self.running.located.get();
         let linked = located.map_or(ip, |located| located.linked(ip));
         // In entry code, `gs` may still be the program's, which can forge a task.
@@ -68,33 +76,37 @@ impl Tasks {
     /// The `task_struct` of the task of a processor with the per-CPU area at `gs`.
     fn address(&self, paging: &PagingState, gs: u64) -> Option<Gva> {
         let layout = self.running.kernel.tasks()?;
-        let current = layout.current(gs, self.running.slide().unwrap_or(0));
-        let mut task = [0; 8];
-        read_virt(&*self.running.memory, paging, current, &mut task).ok()?;
-        Some(Gva(u64::from_le_bytes(task)))
+        let reader = self.reader(&layout, paging);
+        reader.current(layout.current(gs, self.running.slide().unwrap_or(0)))
+    }
+
+    fn reader<'r>(
+        &'r self,
+        layout: &'r TaskLayout,
+        paging: &'r PagingState,
+    ) -> TaskReader<'r, dyn GuestMemory> {
+        TaskReader {
+            layout,
+            // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
+            memory: &*self.running.memory,
+            paging,
+        }
     }
 
     /// The task of a processor with the per-CPU area at `gs`.
-    fn read(&self, paging: &PagingState, gs: u64) -> Option<Task> {
+    fn read(&self, paging: &PagingState, gs: u64, depth: Depth) -> Option<Task> {
         let layout = self.running.kernel.tasks()?;
-        let task = self.address(paging, gs)?;
-        // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
-        let memory = &*self.running.memory;
-        let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, paging, at, bytes).ok();
-        let (mut numbers, mut comm) = ([0; 8], vec![0; layout.comm_bytes]);
-        read(task.wrapping_add(layout.tid), &mut numbers)?;
-        read(task.wrapping_add(layout.comm), &mut comm)?;
-        let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers;
-        Some(Task {
-            tid: i32::from_le_bytes([t0, t1, t2, t3]),
-            pid: i32::from_le_bytes([p0, p1, p2, p3]),
-            comm: until_zero(&comm),
-        })
+        let reader = self.reader(&layout, paging);
+        let task = reader.current(layout.current(gs, self.running.slide().unwrap_or(0)))?;
+        match depth {
+            Depth::Name => reader.named(task),
+            Depth::Details => reader.detailed(task, &self.paths),
+        }
     }
 
     /// The task of a stopped vCPU.
     pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
-        self.read(paging, self.area_of_stopped(vcpu, paging)?)
+        self.read(paging, self.area_of_stopped(vcpu, paging)?, Depth::Details)
     }
 
     /// The `task_struct` of the task of a stopped vCPU.
@@ -128,10 +140,16 @@ impl Tasks {
     ///
     /// If KVM refuses the request for the vCPU's state.
     pub(crate) fn look_for_first(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let is_first = |task: Task| task.comm.starts_with(FIRST_TASK) && task.tid == 0;
+        let is_first = |task: &Task| task.comm.starts_with(FIRST_TASK) && task.tid == 0;
+        // The first task is a thread of the kernel, which acts as root.
+        let is_root = |task: &Task| task.uid == Some(0) && task.kernel_thread == Some(true);
         let state = vcpu.system_state()?;
-        let found = self.read(&state.paging, state.system.segments.gs.base);
-        self.found.set(found.is_some_and(is_first));
+        self.paths.forget();
+        let gs = state.system.segments.gs.base;
+        let found = self.read(&state.paging, gs, Depth::Details);
+        let found = found.as_ref().filter(|task| is_first(task));
+        self.user_found.set(found.is_some_and(is_root));
+        self.found.set(found.is_some());
         Ok(())
     }
 
@@ -142,8 +160,30 @@ impl Tasks {
         Some(TaskFields {
             numbers: i32::try_from(layout.tid).ok().filter(|_| fits)?,
             comm: i32::try_from(layout.comm).ok()?,
+            user: user_fields(&layout).filter(|_| self.user_found.get()),
         })
     }
+}
+
+/// How much of a task is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Depth {
+    /// The numbers and the name.
+    Name,
+    /// The user, the parent and the cgroup, too.
+    Details,
+}
+
+/// The offsets of a task's flags and user; `None` if the kernel does not say where they are.
+fn user_fields(layout: &TaskLayout) -> Option<UserFields> {
+    let (user, flags) = (layout.user?, layout.flags?);
+    let is_number = |slot: Slot| slot.end() - slot.at() == 4;
+    let offset = |slot: Slot| i32::try_from(slot.at()).ok();
+    (is_number(user.uid) && is_number(flags)).then_some(UserFields {
+        flags: offset(flags)?,
+        cred: offset(user.cred)?,
+        uid: offset(user.uid)?,
+    })
 }
 
 /// Whether the vCPU runs a program.
@@ -157,10 +197,10 @@ pub(crate) fn recorded(task: RecordedTask) -> Task {
         tid: task.tid.cast_signed(),
         pid: task.pid.cast_signed(),
         comm: until_zero(&task.comm),
+        uid: task.user.map(|user| user.uid),
+        kernel_thread: task
+            .user
+            .map(|user| TaskLayout::is_kernel_thread(user.flags.into())),
+        ..Task::default()
     }
-}
-
-fn until_zero(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }

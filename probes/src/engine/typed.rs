@@ -63,8 +63,8 @@ pub(crate) fn signature_for(
 }
 
 /// The types of the function of a module at `place`, by the module's `types`, which are read for an entry only.
-pub(crate) fn signature_in_module<'t>(
-    types: impl FnOnce() -> Option<&'t Btf>,
+pub(crate) fn signature_in_module(
+    types: impl FnOnce() -> Option<Btf>,
     code: &ModuleCode<'_>,
     symbols: &TextSymbols<'_>,
     purpose: &Purpose,
@@ -79,9 +79,22 @@ pub(crate) fn signature_in_module<'t>(
     if symbols.named(function).len() > 1 {
         return None;
     }
-    Signature::of_function(types()?, function)
+    Signature::of_function(&types()?, function)
         .ok()
         .map(Arc::new)
+}
+
+/// The types of the tracepoint `name`, with its group, by `types`, if hits of a probe with `purpose` show them.
+pub(crate) fn signature_of_tracepoint(
+    purpose: &Purpose,
+    types: impl FnOnce() -> Option<Btf>,
+    name: &str,
+) -> Option<Arc<Signature>> {
+    if !shows_types(purpose) {
+        return None;
+    }
+    let (_, name) = name.split_once(':')?;
+    Signature::of_tracepoint(&types()?, name).ok().map(Arc::new)
 }
 
 /// The name of the function, if `place` is its entry, maybe behind an `endbr64`.

@@ -43,6 +43,7 @@ use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
+use crate::engine::task_reader::CgroupPaths;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::write::Writes;
@@ -79,6 +80,8 @@ impl Engine {
         let tasks = Arc::new(Tasks {
             running: Arc::clone(&running),
             found: Reached::default(),
+            user_found: Reached::default(),
+            paths: CgroupPaths::default(),
         });
         let stacks = Arc::new(Stacks {
             running: Arc::clone(&running),

@@ -10,7 +10,7 @@ use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
 use introspect::Signature;
 use manifest::program::{AggregateResult, Filter, Operand};
-use manifest::{Location, ProbeSpec};
+use manifest::{Location, ProbeKind, ProbeSpec};
 use text::GuestError;
 
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
@@ -38,6 +38,8 @@ pub(crate) struct Probe {
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
     pub(crate) in_module: Option<ProbeSpec>,
+    /// Whether the probe is one match of a pattern, or one site of a tracepoint.
+    is_match: bool,
     enabled: AtomicBool,
     /// The address of the plant or debug register; 0 without either.
     planted: AtomicU64,
@@ -77,6 +79,7 @@ impl Probe {
             unread: AtomicBool::new(false),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
+            is_match: false,
             enabled: AtomicBool::new(enabled),
             planted: AtomicU64::new(0),
             counters: ProbeCounters::default(),
@@ -87,13 +90,17 @@ impl Probe {
         }
     }
 
-    /// Creates a probe for a function that matches this probe's glob.
+    /// Creates a probe for a function or site that matches this probe's pattern.
     pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
         let (name, purpose) = (Arc::clone(name), self.purpose.for_another());
         let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
-        Self::new(self.id, name, purpose, None, self.is_enabled())
+        let matched = Self::new(self.id, name, purpose, None, self.is_enabled())
             .filtered(filter)
-            .showing(self.arguments, self.has_stack)
+            .showing(self.arguments, self.has_stack);
+        Self {
+            is_match: true,
+            ..matched
+        }
     }
 
     /// Adds a filter: only accepted hits count.
@@ -172,11 +179,26 @@ impl Probe {
         self.place.store(place.map(Arc::new));
     }
 
-    /// Whether the probe is a glob over a module.
+    /// Whether the probe is a pattern over modules, whose matches are probes of their own. A tracepoint stands for its sites.
     pub(crate) fn is_glob(&self) -> bool {
-        self.in_module
+        let is_pattern = |spec: &ProbeSpec| {
+            matches!(spec.location, Location::Glob(_)) || spec.kind == ProbeKind::Tracepoint
+        };
+        !self.is_match && self.in_module.as_ref().is_some_and(is_pattern)
+    }
+
+    /// Whether the probe is at a tracepoint that modules pass.
+    pub(crate) fn awaits_tracepoint(&self) -> bool {
+        let spec = self.in_module.as_ref();
+        spec.is_some_and(|spec| spec.kind == ProbeKind::Tracepoint)
+    }
+
+    /// Where the arguments of a hit are: at the present site, if there is one.
+    pub(crate) fn argument_source(&self) -> ArgumentSource {
+        let place = self.place.load();
+        place
             .as_ref()
-            .is_some_and(|spec| matches!(spec.location, Location::Glob(_)))
+            .map_or(self.arguments, |place| place.arguments)
     }
 
     pub(crate) fn is_enabled(&self) -> bool {

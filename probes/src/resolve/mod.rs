@@ -8,6 +8,7 @@
 mod clock;
 mod error;
 mod functions;
+pub(crate) mod module_tracepoints;
 mod number;
 mod place;
 #[cfg(test)]
@@ -15,7 +16,8 @@ pub(crate) mod synthetic;
 pub(crate) mod syscalls;
 #[cfg(test)]
 mod tests;
-mod tracepoints;
+mod tracepoint_site;
+pub(crate) mod tracepoints;
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use address::Gva;
-use events::NotLoaded;
+use events::{AwaitsModule, NotLoaded};
 use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{PatchKind, PatchTime, Symbol};
 
@@ -65,6 +65,9 @@ pub enum Refusal {
     /// The address is known once the module is loaded.
     #[error(transparent)]
     NotLoaded(#[from] NotLoaded),
+    /// The sites are known once a module with the tracepoint is loaded.
+    #[error(transparent)]
+    AwaitsModule(#[from] AwaitsModule),
     /// A return probe in entry code. An interrupt leaves the address of the interrupted instruction on the stack there, and no
     /// return goes to the address with the stack pointer above the slot.
     #[error(
@@ -84,6 +87,14 @@ pub enum Refusal {
     /// The function has no instruction suitable for a probe.
     #[error("{0}")]
     Unsuitable(String),
+}
+
+impl Refusal {
+    /// Whether the probe is pending until a module is loaded.
+    #[must_use]
+    pub const fn awaits_module(&self) -> bool {
+        matches!(self, Self::NotLoaded(_) | Self::AwaitsModule(_))
+    }
 }
 
 /// `endbr64`, the first instruction of functions in kernels with indirect branch tracking.

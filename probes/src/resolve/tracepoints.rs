@@ -2,20 +2,16 @@
 
 use std::sync::Arc;
 
+use events::AwaitsModule;
 use introspect::glob_matches;
-use introspect::tracepoints::{Tracepoint, TracepointSite, Tracepoints};
+use introspect::tracepoints::{Tracepoint, TracepointSite, TracepointVariable, Tracepoints};
 use manifest::{Location, ProbeSpec};
 
-use super::{NEAR_NAMES, Refusal, ResolveProblem, Resolved, place};
-use crate::arguments::ArgumentSource;
+use super::tracepoint_site::{MAX_SITES, place_of};
+use super::{NEAR_NAMES, Place, Refusal, ResolveProblem, Resolved};
 use crate::kernel::Kernel;
 
-/// The reason against a tracepoint whose site may not be reached: its count of 0 would say nothing.
-const PREPARED: &str = "the kernel calls a function when the guest switches this tracepoint on, and may not pass it before; for system calls, write syscall:NAME";
-/// Stock kernels have some thousand sites. The check of each reads its function from the beginning.
-const MAX_SITES: usize = 10_000;
-
-/// The sites of the tracepoints that `spec` means.
+/// The sites of the tracepoints that `spec` means, in the kernel without its modules. If there are none, the probe waits for a module.
 pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>, ResolveProblem> {
     let known = kernel
         .tracepoints()
@@ -28,9 +24,11 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
                 .to_owned(),
         });
     }
+    let has_modules = kernel.modules().is_ok();
     let named: Vec<(&str, &Tracepoint)> = match &spec.location {
         Location::Symbol { name, .. } => match known.get(name) {
             Some(tracepoint) => vec![(name, tracepoint)],
+            None if has_modules && may_be_in_module(known, name) => Vec::new(),
             None => {
                 return Err(ResolveProblem::NoTracepoint {
                     name: name.clone(),
@@ -52,10 +50,13 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
     };
     // The sites are counted first: a broken file may have a million sites for each of many events.
     let number = named.iter().map(|(_, tracepoint)| tracepoint.sites.len());
+    let spec_text = || spec.to_string();
     match number.fold(0, usize::saturating_add) {
-        0 => Err(ResolveProblem::NoTracepointSite {
-            name: spec.to_string(),
-        }),
+        0 if has_modules => Ok(vec![Resolved {
+            name: spec_text().into(),
+            place: Err(AwaitsModule { spec: spec_text() }.into()),
+        }]),
+        0 => Err(ResolveProblem::NoTracepointSite { name: spec_text() }),
         MAX_SITES.. => Err(ResolveProblem::TooMany { most: MAX_SITES }),
         _ => Ok(named
             .into_iter()
@@ -74,7 +75,7 @@ fn sites(
     let is_alone = tracepoint.sites.len() == 1;
     let kind = spec.kind.keyword();
     let resolved = move |site: &TracepointSite| {
-        let place = place_of(kernel, tracepoint, site);
+        let place = place_of_kernel(kernel, &tracepoint.variable, site);
         let name: Arc<str> = if is_alone {
             format!("{kind}:{name}").into()
         } else {
@@ -88,25 +89,29 @@ fn sites(
     tracepoint.sites.iter().map(resolved)
 }
 
-fn place_of(
+fn place_of_kernel(
     kernel: &Kernel,
-    tracepoint: &Tracepoint,
+    variable: &TracepointVariable,
     site: &TracepointSite,
-) -> Result<place::Place, Refusal> {
-    if tracepoint.is_prepared {
-        return Err(Refusal::Unsuitable(PREPARED.to_owned()));
-    }
+) -> Result<Place, Refusal> {
     let unsuitable = |problem: ResolveProblem| Refusal::Unsuitable(problem.to_string());
     let within = kernel.symbols().resolve(site.at);
     let within = within.ok_or_else(|| unsuitable(ResolveProblem::NotCode { address: site.at }))?;
-    let found = place::at_exact_offset(kernel, &within.symbol, within.offset);
-    let mut place = found.map_err(unsuitable)??;
-    let distance = |to: address::Gva| to.0.wrapping_sub(site.at.0).cast_signed();
-    place.arguments = ArgumentSource::Block {
-        block: distance(site.block),
-        funcs: distance(tracepoint.funcs),
+    place_of(kernel, &within.symbol, within.offset, variable, site)
+}
+
+/// Whether a tracepoint that the kernel proper does not have may be one of a module: the kernel has neither the group, nor the name in another
+/// group, so the name is no mistake in either.
+fn may_be_in_module(known: &Tracepoints, wanted: &str) -> bool {
+    let Some((group, name)) = wanted.split_once(':') else {
+        return false;
     };
-    Ok(place)
+    let is_near = |known: &str| {
+        known
+            .split_once(':')
+            .is_some_and(|(of, known)| of == group || known == name)
+    };
+    !known.iter().any(|(known, _)| is_near(known))
 }
 
 /// Tracepoints of the same name in another group, and tracepoints whose name contains the given name.
@@ -116,4 +121,17 @@ fn near_names(known: &Tracepoints, wanted: &str) -> Vec<String> {
         tracepoint.name.contains(name).then(|| known.to_owned())
     };
     known.iter().filter_map(alike).take(NEAR_NAMES).collect()
+}
+
+/// What the user of a probe at the tracepoint of `spec` must know: the places where the kernel only asks whether it is on are no sites.
+pub(crate) fn remark(kernel: &Kernel, spec: &ProbeSpec) -> Option<String> {
+    let Location::Symbol { name, .. } = &spec.location else {
+        return None;
+    };
+    let questions = kernel.tracepoints().ok()?.get(name)?.questions;
+    (questions > 0).then(|| {
+        format!(
+            "at {questions} places the kernel asks whether the guest has this tracepoint on, and may pass it only if so: those are no hits"
+        )
+    })
 }

@@ -131,7 +131,7 @@ pub const WAYS: [Way; 18] = [
     jump(
         "recorded",
         "o: kprobe, told as an event, by a jump (a record)",
-        58,
+        60,
         || vec![new_probe("kprobe:bm_recorded")],
     ),
     jump("hist", "o: histogram of an argument by a jump", 20, || {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use events::Hex;
 use manifest::{InvalidManifest, ProbeSpec};
-use probes::{Place, Refusal, Resolved, Via, When, resolve};
+use probes::{Place, Resolved, Via, When, resolve};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -175,7 +175,7 @@ fn line<'f>(found: &'f Resolved, debug_registers: &mut usize) -> Line<'f> {
             }
         }
         Ok(place) => ("armed", place_in_words(place)),
-        Err(refusal @ Refusal::NotLoaded(_)) => ("pending", refusal.to_string()),
+        Err(refusal) if refusal.awaits_module() => ("pending", refusal.to_string()),
         Err(refusal) => ("refused", refusal.to_string()),
     };
     let place = found.place.as_ref().ok();

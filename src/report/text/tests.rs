@@ -94,6 +94,7 @@ fn typed_hits_have_a_task_and_named_arguments() {
         tid,
         pid: tid,
         comm: comm.to_owned(),
+        ..Task::default()
     };
     let typed = |ty: &str, value| Typed {
         value: Some(value),
@@ -162,6 +163,31 @@ fn registers_are_below_a_hit_if_wanted() {
         .flat_map(|row| row.split_whitespace().step_by(2))
         .collect();
     assert_eq!(names.len(), 18);
+}
+
+#[test]
+fn details_of_the_task_are_below_a_hit_if_wanted() {
+    let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+        unreachable!("a hit")
+    };
+    let hit = Event::Hit(Hit {
+        task: Some(Task {
+            tid: 8,
+            pid: 8,
+            comm: "cat".to_owned(),
+            uid: Some(1000),
+            cgroup: Some("/a\x1b".into()),
+            ..Task::default()
+        }),
+        ..plain
+    });
+    let text = |registers| {
+        let mut formatter = Formatter::new(Style::plain(), false).with_registers(registers);
+        lines(&mut formatter, std::slice::from_ref(&hit))
+    };
+    let details = "                    uid 1000  cgroup /a\\x1b";
+    assert_eq!(text(true).lines().nth(1), Some(details));
+    assert_eq!(text(false).lines().count(), 1);
 }
 
 #[test]
