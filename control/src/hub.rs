@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use events::{Event, EventSink, GuestMembers, GuestString, Param, StackFrame, Typed};
+use events::{Event, EventSink, GuestMembers, GuestString, Param, ProgramFrame, StackFrame, Typed};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -140,10 +140,12 @@ fn bytes(event: &Event) -> usize {
     let text = match event {
         Event::Hit(hit) => {
             let params = hit.params.iter().flatten();
-            of_stack(hit.stack.as_deref()) + params.map(of_param).sum::<usize>()
+            let program = of_program(hit.program_stack.as_deref());
+            program + of_stack(hit.stack.as_deref()) + params.map(of_param).sum::<usize>()
         }
         Event::Return(ret) => {
-            of_stack(ret.stack.as_deref()) + ret.returned.as_ref().map_or(0, of_value)
+            let program = of_program(ret.program_stack.as_deref());
+            program + of_stack(ret.stack.as_deref()) + ret.returned.as_ref().map_or(0, of_value)
         }
         Event::Note(note) => note.text.len() + note.probe.as_ref().map_or(0, String::len),
         Event::Summary(summary) => {
@@ -184,6 +186,15 @@ fn of_stack(frames: Option<&[StackFrame]>) -> usize {
         let names = [&frame.symbol, &frame.module, &frame.build_id];
         let names = names.into_iter().flatten();
         size_of_val(frame) + names.map(String::len).sum::<usize>()
+    };
+    frames.into_iter().flatten().map(frame).sum()
+}
+
+/// The heap data of a program's stack. Frames share paths, which are counted for each.
+fn of_program(frames: Option<&[ProgramFrame]>) -> usize {
+    let frame = |frame: &ProgramFrame| {
+        let path = frame.file.as_ref().map_or(0, |path| path.len());
+        size_of_val(frame) + frame.symbol.as_ref().map_or(0, String::len) + path
     };
     frames.into_iter().flatten().map(frame).sum()
 }

@@ -1,5 +1,7 @@
 //! The stacks of hits, returns and vCPUs.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
@@ -162,8 +164,9 @@ pub struct ProgramFrame {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub symbol: Option<String>,
     /// The path of the file in the guest; absent for code of no file.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub file: Option<String>,
+    pub file: Option<Arc<str>>,
     /// The offset of the instruction in the file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub offset: Option<Hex>,

@@ -46,11 +46,16 @@ impl<'v> Reads<'v> {
 
     /// Fills `buf` from `at` on.
     pub(crate) fn fill(&self, at: Gva, buf: &mut [u8]) -> Result<(), ReadsError> {
-        let cost = buf.len().saturating_add(READ_COST_BYTES);
-        let left = self.left.get().checked_sub(cost);
-        self.left
-            .set(left.ok_or(ReadsError::TooMuch { limit: self.limit })?);
+        self.take(buf.len().saturating_add(READ_COST_BYTES))?;
         Ok(self.view.read(at, buf)?)
+    }
+
+    /// Takes `cost` from what may still be read. After the first refusal, nothing may be read.
+    pub(crate) fn take(&self, cost: usize) -> Result<(), ReadsError> {
+        let left = self.left.get().checked_sub(cost);
+        self.left.set(left.unwrap_or(0));
+        let limit = self.limit;
+        left.map(drop).ok_or(ReadsError::TooMuch { limit })
     }
 
     /// The `len` bytes at `at`; the caller has bounded `len`.

@@ -70,7 +70,8 @@ impl<'b> StructType<'b> {
             .ok_or_else(|| NoType(format!("the size of struct {}", self.name)))
     }
 
-    fn without(&self, path: &str) -> NoType {
+    /// The error of a struct without `path`.
+    pub(crate) fn without(&self, path: &str) -> NoType {
         NoType(format!("struct {}.{path}", self.name))
     }
 }

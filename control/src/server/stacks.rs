@@ -129,11 +129,16 @@ fn unwind<'t>(
         .map(|(number, vcpu)| {
             let position = reader.of_vcpu(vcpu);
             let user_mode = position == VcpuPosition::UserMode;
-            let is_wanted = !matches!(wanted, Wanted::Vcpu(other) if other != number);
+            let task = reader.task_of(vcpu);
+            let is_wanted = match wanted {
+                Wanted::Vcpus | Wanted::All => true,
+                Wanted::Vcpu(vcpu) => vcpu == number,
+                Wanted::Task(tid) => task.as_ref().is_some_and(|task| task.tid == tid),
+            };
             let program = || reader.program_of_vcpu(vcpu, &position);
             Unnamed {
                 vcpu: Some(number),
-                task: reader.task_of(vcpu),
+                task,
                 state: None,
                 user_mode,
                 program: is_wanted.then(program).unwrap_or_default(),

@@ -114,17 +114,20 @@ impl Elf {
     /// The address of the byte at `offset` of the file.
     pub(super) fn address_of(&self, offset: u64) -> Option<u64> {
         // The loader maps whole pages, so the bytes before a segment are mapped, too; those of the segment itself come first.
-        let load = self
-            .loads
-            .iter()
-            .find(|load| offset.wrapping_sub(load.offset) < load.held)?;
-        Some((offset - load.offset).wrapping_add(load.address))
+        let mut found = self.loads.iter().filter_map(|load| {
+            let within = offset.checked_sub(load.offset)?;
+            (within < load.held).then(|| within.wrapping_add(load.address))
+        });
+        found.next()
     }
 
-    /// Whether the file is loaded with `address` in it.
-    pub(super) fn holds(&self, address: u64) -> bool {
-        let mut loads = self.loads.iter();
-        loads.any(|load| address.wrapping_sub(load.address) < load.held)
+    /// The offset in the file of the byte at `address`.
+    pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
+        let mut found = self.loads.iter().filter_map(|load| {
+            let within = address.checked_sub(load.address)?;
+            (within < load.held).then(|| within.wrapping_add(load.offset))
+        });
+        found.next()
     }
 
     /// The symbol table that the file has besides the dynamic one, unless it was stripped.

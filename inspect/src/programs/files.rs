@@ -13,13 +13,17 @@ use crate::reads::Reads;
 const MAX_FILES: usize = 256;
 const MAX_BYTES: usize = 64 << 20;
 
-/// A file of the guest. The kernel gives the memory of a file that is gone to another, which has another number or generation.
+/// A file of the guest. The kernel gives the memory of a file that is gone to another, which has another number or generation; a file that was written
+/// has another time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileKey {
     /// The `address_space`.
     pages: Gva,
+    file_system: u64,
     number: u64,
     generation: u64,
+    size: u64,
+    written: u64,
 }
 
 /// Files read so far.
@@ -32,8 +36,11 @@ impl FileKey {
         let inode = reads.pointer(pages, layout.inode).ok()??;
         Some(Self {
             pages,
+            file_system: reads.number(inode, layout.file_system).ok()?,
             number: reads.number(inode, layout.number).ok()?,
             generation: reads.number(inode, layout.generation).ok()?,
+            size: reads.number(inode, layout.size).ok()?,
+            written: reads.number(inode, layout.written).ok()?,
         })
     }
 }
@@ -42,18 +49,18 @@ impl ProgramFiles {
     pub(super) fn get_or_read(
         &self,
         key: FileKey,
-        read: impl FnOnce() -> LoadedFile,
-    ) -> Arc<LoadedFile> {
+        read: impl FnOnce() -> Option<LoadedFile>,
+    ) -> Option<Arc<LoadedFile>> {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = lock().get(&key).cloned();
-        known.unwrap_or_else(|| {
-            let file = Arc::new(read());
+        known.or_else(|| {
+            let file = Arc::new(read()?);
             let mut files = lock();
             if files.len() >= MAX_FILES {
                 files.clear();
             }
             files.insert(key, Arc::clone(&file));
-            file
+            Some(file)
         })
     }
 

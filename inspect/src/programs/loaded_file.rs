@@ -7,23 +7,21 @@ use address::Gva;
 use super::elf::{Bytes, Elf};
 use super::symbols::Functions;
 
-/// A file with code.
+/// A file with code, as far as it is the same for all programs.
 #[derive(Debug)]
 pub(super) struct LoadedFile {
-    pub(super) path: Option<String>,
-    /// `None` if the headers are not in memory, or are not those of a 64-bit program.
-    elf: Option<Elf>,
+    elf: Elf,
     /// Read for the first name.
     functions: OnceLock<Functions>,
 }
 
 impl LoadedFile {
-    pub(super) fn read(file: &dyn Bytes, path: Option<String>) -> Self {
-        Self {
-            path,
-            elf: Elf::read(file),
+    /// `None` if the headers are not in memory, or are not those of a 64-bit program.
+    pub(super) fn read(file: &dyn Bytes) -> Option<Self> {
+        Some(Self {
+            elf: Elf::read(file)?,
             functions: OnceLock::new(),
-        }
+        })
     }
 
     /// The bytes that the functions take.
@@ -31,23 +29,30 @@ impl LoadedFile {
         self.functions.get().map_or(0, Functions::size)
     }
 
-    /// The functions; the arguments are those of [`Functions::read`].
-    pub(super) fn functions(&self, file: &dyn Bytes, memory: &dyn Bytes, bias: u64) -> &Functions {
-        self.functions.get_or_init(|| {
-            let functions = self.elf.as_ref();
-            functions.map_or_else(Functions::default, |elf| {
-                Functions::read(elf, file, memory, bias)
-            })
-        })
+    /// The functions; `None` if no table of them is in memory now. Then the next call looks again.
+    pub(super) fn functions(&self, file: &dyn Bytes) -> Option<&Functions> {
+        if let Some(known) = self.functions.get() {
+            return Some(known);
+        }
+        let read = Functions::read(&self.elf, file)?;
+        Some(self.functions.get_or_init(|| read))
     }
+}
+
+/// A file as a program has it mapped.
+#[derive(Clone, Debug)]
+pub(super) struct MappedFile {
+    /// The `address_space`.
+    pub(super) pages: Gva,
+    pub(super) path: Option<Arc<str>>,
 }
 
 /// A file at a place in a program.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: Arc<LoadedFile>,
-    /// The file's `address_space`; `None` for the kernel's own library.
-    pub(super) pages: Option<Gva>,
+    /// The file; `None` for the kernel's own library.
+    pub(super) mapped: Option<MappedFile>,
     /// The beginning of the mapping.
     pub(super) start: Gva,
     /// The offset in the file of the address that was looked for.
@@ -60,15 +65,15 @@ impl Opened {
     /// The file whose byte at `offset` is at `at`; `None` if the headers do not say that the byte is loaded.
     pub(super) fn new(
         file: Arc<LoadedFile>,
-        pages: Option<Gva>,
+        mapped: Option<MappedFile>,
         start: Gva,
         offset: u64,
         at: Gva,
     ) -> Option<Self> {
-        let linked = file.elf.as_ref()?.address_of(offset)?;
+        let linked = file.elf.address_of(offset)?;
         Some(Self {
             file,
-            pages,
+            mapped,
             start,
             offset,
             bias: at.0.wrapping_sub(linked),
@@ -77,7 +82,7 @@ impl Opened {
 
     /// The address of the sorted table of unwind rules.
     pub(super) fn rules(&self) -> Option<u64> {
-        let table = self.file.elf.as_ref()?.unwind?;
+        let table = self.file.elf.unwind?;
         Some(table.wrapping_add(self.bias))
     }
 }

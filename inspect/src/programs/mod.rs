@@ -12,6 +12,8 @@ mod maple;
 mod mapping;
 mod page_cache;
 mod path;
+#[cfg(test)]
+mod reader_tests;
 mod registers;
 mod stack;
 mod symbols;

@@ -38,10 +38,14 @@ pub(super) struct PageCacheLayout {
     /// The number of a folio's first page within the file.
     index: Slot,
     page_bytes: u64,
-    /// `address_space.host`, `inode.i_ino` and `inode.i_generation`: what tells files apart.
+    /// `address_space.host`, and of the `inode` what tells files apart.
     pub(super) inode: Slot,
+    pub(super) file_system: Slot,
     pub(super) number: Slot,
     pub(super) generation: Slot,
+    pub(super) size: Slot,
+    /// Seconds.
+    pub(super) written: Slot,
 }
 
 /// The array of `struct page`.
@@ -74,8 +78,15 @@ impl PageCacheLayout {
             index: folio.or_else(|_| page.slot("index"))?,
             page_bytes: page.size()? as u64,
             inode: pages.slot("host")?,
+            file_system: inode.slot("i_sb")?,
             number: inode.slot("i_ino")?,
             generation: inode.slot("i_generation")?,
+            size: inode.slot("i_size")?,
+            // `i_mtime` up to 6.6, `__i_mtime` up to 6.10.
+            written: ["i_mtime_sec", "__i_mtime.tv_sec", "i_mtime.tv_sec"]
+                .into_iter()
+                .find_map(|name| inode.slot(name).ok())
+                .ok_or_else(|| inode.without("i_mtime"))?,
         })
     }
 
@@ -212,8 +223,14 @@ mod tests {
         let members = [("host", long, 0), ("i_pages", array, 8)];
         blob.structure("address_space", 32, &members);
         blob.structure("file", 8, &[("f_mapping", long, 0)]);
-        let members = [("i_ino", long, 0), ("i_generation", int, 8)];
-        blob.structure("inode", 16, &members);
+        let members = [
+            ("i_ino", long, 0),
+            ("i_generation", int, 8),
+            ("i_sb", long, 16),
+            ("i_size", long, 24),
+            ("i_mtime_sec", long, 32),
+        ];
+        blob.structure("inode", 40, &members);
         blob.structure("folio", 64, &[("index", long, 32)]);
         blob.structure("page", 64, &[("flags", long, 0)]);
         Fake::new(blob, 0x4000, &[])

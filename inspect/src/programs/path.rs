@@ -9,6 +9,8 @@ use crate::structs::{NoType, StructType};
 
 /// `PATH_MAX` has 2048 parts of one letter; a path of more parts than this is cut.
 const MAX_PARTS: usize = 128;
+/// `PATH_MAX`.
+const MAX_BYTES: usize = 4096;
 /// `NAME_MAX`.
 const MAX_NAME_BYTES: usize = 256;
 /// What the kernel appends to the path of a file without a name in its directory.
@@ -89,8 +91,13 @@ impl PathLayout {
             .filter(|name| !name.is_empty())
             .collect();
         let start = if has_root { "/" } else { "" };
-        let end = if is_deleted { DELETED } else { "" };
-        Ok(format!("{start}{}{end}", names.join("/")))
+        let mut path = format!("{start}{}", names.join("/"));
+        // A name may have bytes that are not UTF-8, which take more room.
+        path.truncate(path.floor_char_boundary(MAX_BYTES));
+        if is_deleted {
+            path.push_str(DELETED);
+        }
+        Ok(path)
     }
 }
 

@@ -1,11 +1,5 @@
 //! The registers of a program.
 
-use introspect::orc::SavedRegisters;
-
-use crate::{KernelView, NotReadable};
-
-/// The size of `struct pt_regs` without what a kernel may append, bytes.
-const SAVED_BYTES: usize = 21 * 8;
 /// The index of each register of DWARF in `struct pt_regs`, which has never changed: rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15, rip.
 const SAVED: [usize; 17] = [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16];
 const CS: usize = 17;
@@ -31,26 +25,18 @@ impl ProgramRegisters {
         Self { values, is_long }
     }
 
-    /// The registers that the kernel has saved.
-    ///
-    /// # Errors
-    ///
-    /// If the place cannot be read.
-    pub fn saved(view: &KernelView<'_>, saved: SavedRegisters) -> Result<Self, NotReadable> {
-        let mut words = [None; SAVED_BYTES / 8];
-        let (at, range) = match saved {
-            SavedRegisters::All(at) => (at, 0..words.len()),
-            SavedRegisters::InterruptFrame(at) => (at, SAVED[IP]..SAVED[SP] + 1),
-        };
-        let mut bytes = vec![0; range.len() * 8];
-        view.read(at, &mut bytes)?;
-        let (saved, _) = bytes.as_chunks::<8>();
-        for (word, saved) in words[range].iter_mut().zip(saved) {
-            *word = Some(u64::from_le_bytes(*saved));
+    /// The size of `struct pt_regs` without what a kernel may append, bytes.
+    pub(super) const SAVED_BYTES: usize = 21 * 8;
+
+    /// The registers in the `struct pt_regs` with these `bytes`; what is missing is not known.
+    pub(super) fn saved(bytes: &[u8]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |index: usize| words.get(index).map(|word| u64::from_le_bytes(*word));
+        // With FRED, the upper bits of the word have more than the segment.
+        let segment = word(CS).map(|cs| cs & 0xffff);
+        Self {
+            values: SAVED.map(word),
+            is_long: segment == Some(LONG_MODE),
         }
-        Ok(Self {
-            values: SAVED.map(|index| words[index]),
-            is_long: words[CS] == Some(LONG_MODE),
-        })
     }
 }

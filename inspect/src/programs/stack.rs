@@ -1,17 +1,20 @@
 //! The stack of a program: from its registers, by the rules in the files that it has mapped.
 
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use address::Gva;
 use introspect::Btf;
 use introspect::btf::Slot;
+use introspect::orc::SavedRegisters;
 use thiserror::Error;
 
 use super::address_space::{AddressSpace, SpaceLayout};
 use super::direct_map::DirectMap;
 use super::elf::Bytes;
 use super::files::{FileKey, ProgramFiles};
-use super::loaded_file::{LoadedFile, Opened};
+use super::loaded_file::{LoadedFile, MappedFile, Opened};
 use super::mapping::{Mapping, MappingLayout};
 use super::page_cache::{CachedFile, PageArray, PageCacheLayout};
 use super::path::PathLayout;
@@ -23,6 +26,8 @@ use crate::structs::{NoType, StructType};
 
 /// The most frames of a stack.
 const MAX_FRAMES: usize = 128;
+/// `THREAD_SIZE`.
+const STACK_BYTES: u64 = 16 << 10;
 /// The first address behind a program's half, with page tables of 4 or 5 levels.
 const PROGRAM_END: u64 = 1 << 56;
 
@@ -34,7 +39,7 @@ pub struct ProgramFrame {
     /// `function+0xoffset/0xsize`; `None` if the file names no function there.
     pub symbol: Option<String>,
     /// The path of the file, as `/proc/PID/maps` shows it; `None` for code that is mapped from no file.
-    pub file: Option<String>,
+    pub file: Option<Arc<str>>,
     /// The offset of the instruction in the file, in bytes.
     pub offset: Option<u64>,
 }
@@ -54,6 +59,20 @@ pub enum StackEnd {
     /// The limit is reached.
     #[error("the program's stack has more than {0} frames")]
     TooMany(usize),
+    /// What may be read for the stack is used up.
+    #[error("the program's stack needs more than {0} bytes of reads")]
+    TooMuch(usize),
+    /// The registers are not on the task's stack: the processor changes to another task, or is in entry code.
+    #[error(
+        "the kernel has not saved the program's registers on the stack of the current task yet"
+    )]
+    NotSaved,
+    /// The registers cannot be read.
+    #[error("the program's registers cannot be read at {0}")]
+    NoRegisters(Gva),
+    /// The address space may be that of the program before.
+    #[error("the task is about to run another program")]
+    InExec,
     /// The registers are those of another mode.
     #[error("the program is not a 64-bit program")]
     NotLong,
@@ -89,8 +108,11 @@ pub struct NoDirectMap;
 /// What the kernel's types say about programs. Made while the kernel runs.
 #[derive(Debug)]
 pub struct ProgramStacks {
-    /// `task_struct.mm`.
+    /// `task_struct.mm` and `task_struct.stack`.
     memory: Slot,
+    stack: Slot,
+    /// The byte, the shift and the mask of `task_struct.in_execve`; absent in kernels without it.
+    in_exec: Option<(usize, u8, u8)>,
     space: SpaceLayout,
     mappings: MappingLayout,
     cache: PageCacheLayout,
@@ -105,6 +127,11 @@ pub struct ProgramStackReader<'v> {
     map: DirectMap,
     pages: PageArray,
     files: &'v ProgramFiles,
+    limit: usize,
+    /// The paths in this answer, by the `struct file`.
+    paths: RefCell<HashMap<Gva, Option<Arc<str>>>>,
+    /// The files without names in this answer, by the `address_space`.
+    nameless: RefCell<HashSet<Gva>>,
 }
 
 impl std::fmt::Debug for ProgramStackReader<'_> {
@@ -120,8 +147,11 @@ impl ProgramStacks {
     ///
     /// If the types do not describe programs.
     pub fn new(types: &Btf) -> Result<Self, NoType> {
+        let task = StructType::named(types, "task_struct")?;
         Ok(Self {
-            memory: StructType::named(types, "task_struct")?.slot("mm")?,
+            memory: task.slot("mm")?,
+            stack: task.slot("stack")?,
+            in_exec: task.bits("in_execve").ok(),
             space: SpaceLayout::new(types)?,
             mappings: MappingLayout::new(types)?,
             cache: PageCacheLayout::new(types)?,
@@ -148,6 +178,9 @@ impl ProgramStacks {
             map,
             pages: PageArray::find(view, map).ok_or(NoDirectMap)?,
             files,
+            limit,
+            paths: RefCell::default(),
+            nameless: RefCell::default(),
         })
     }
 }
@@ -157,12 +190,50 @@ impl ProgramStackReader<'_> {
     #[must_use]
     pub fn stack(&self, task: Gva, registers: &ProgramRegisters) -> ProgramStack {
         let mut stack = ProgramStack::default();
-        stack.incomplete = match self.program(task) {
-            _ if !registers.is_long => Some(StackEnd::NotLong),
-            Some(program) => program.unwind(*registers, &mut stack.frames).err(),
-            None => Some(StackEnd::NoProgram),
+        let unwound = match self.program(task) {
+            _ if !registers.is_long => Err(StackEnd::NotLong),
+            _ if self.is_in_exec(task) => Err(StackEnd::InExec),
+            Some(program) => program.unwind(*registers, &mut stack.frames),
+            None => Err(StackEnd::NoProgram),
         };
+        // What could not be read for its cost looks as if it were not there.
+        stack.incomplete = unwound.err().map(|end| match self.reads.left() {
+            0 => StackEnd::TooMuch(self.limit),
+            _ => end,
+        });
         stack
+    }
+
+    /// The stack of the program of the task with the `task_struct` at `task`, from the registers that the kernel has `saved` on.
+    #[must_use]
+    pub fn stack_behind(&self, task: Gva, saved: SavedRegisters) -> ProgramStack {
+        let ended = |end| ProgramStack {
+            incomplete: Some(end),
+            ..ProgramStack::default()
+        };
+        // While a processor changes to another task, its stack is the next task's already.
+        let stack = self.reads.pointer(task, self.layout.stack).ok().flatten();
+        let at = match (saved, stack) {
+            (SavedRegisters::All(at), Some(stack)) if at.0.wrapping_sub(stack.0) < STACK_BYTES => {
+                at
+            }
+            _ => return ended(StackEnd::NotSaved),
+        };
+        let mut bytes = vec![0; ProgramRegisters::SAVED_BYTES];
+        match self.reads.fill(at, &mut bytes) {
+            Ok(()) => self.stack(task, &ProgramRegisters::saved(&bytes)),
+            Err(_) => ended(StackEnd::NoRegisters(at)),
+        }
+    }
+
+    /// Whether the task is between the address space of its former program and the registers of its next.
+    fn is_in_exec(&self, task: Gva) -> bool {
+        let Some((at, shift, mask)) = self.layout.in_exec else {
+            return false;
+        };
+        let mut byte = [0];
+        let read = self.reads.fill(task.wrapping_add(at as u64), &mut byte);
+        read.is_ok() && byte[0] >> shift & mask != 0
     }
 
     /// What the reader may still read, bytes.
@@ -262,7 +333,8 @@ impl Program<'_> {
         frames: &mut Vec<ProgramFrame>,
     ) -> Result<(), StackEnd> {
         let mut interrupted = true;
-        while let Some(ip) = registers.values[IP].filter(|ip| *ip != 0) {
+        // A return to 0 is the end of a stack, a jump to 0 is a fault.
+        while let Some(ip) = registers.values[IP].filter(|ip| *ip != 0 || frames.is_empty()) {
             if frames.len() >= MAX_FRAMES {
                 return Err(StackEnd::TooMany(MAX_FRAMES));
             }
@@ -280,6 +352,7 @@ impl Program<'_> {
                 code: &Code(self),
                 stack: &Resident(&self.space),
                 table,
+                charge: &|cost| self.reader.reads.take(cost).ok(),
             };
             let Some(caller) = rules.caller(&registers, selector).map_err(no_caller)? else {
                 return Ok(());
@@ -308,24 +381,27 @@ impl Program<'_> {
         ProgramFrame {
             ip,
             symbol: self.symbol(opened, ip, selector),
-            file: opened.file.path.clone(),
+            file: opened.mapped.as_ref().and_then(|file| file.path.clone()),
             offset: Some(opened.offset.wrapping_add(back)),
         }
     }
 
     /// The name of the function that `selector` lies in, with the offset of `ip`.
     fn symbol(&self, opened: &Opened, ip: Gva, selector: u64) -> Option<String> {
-        let functions = match opened.pages {
-            Some(pages) => {
-                let file = InCache(self.reader.cached(pages));
-                let functions = opened.file.functions(&file, &Code(self), opened.bias);
+        let functions = match &opened.mapped {
+            Some(MappedFile { pages, .. }) => {
+                if self.reader.nameless.borrow().contains(pages) {
+                    return None;
+                }
+                let file = InCache(self.reader.cached(*pages));
+                let functions = opened.file.functions(&file);
+                if functions.is_none() {
+                    self.reader.nameless.borrow_mut().insert(*pages);
+                }
                 self.reader.files.bound();
-                functions
+                functions?
             }
-            None => {
-                let file = Image(&self.space, opened.start);
-                opened.file.functions(&file, &Code(self), opened.bias)
-            }
+            None => opened.file.functions(&Image(&self.space, opened.start))?,
         };
         let linked = |at: u64| at.wrapping_sub(opened.bias);
         functions.name(linked(selector), linked(ip.0))
@@ -357,32 +433,40 @@ impl Program<'_> {
         let mapping = self.mapping(at).ok_or(StackEnd::NotMapped(at))?;
         let no_headers = StackEnd::NoHeaders(at);
         let within = at.0 - mapping.start.0;
-        let (file, pages, offset) = match mapping.file {
+        let (file, mapped, offset) = match mapping.file {
             Some((file, offset)) => {
                 let pages = self.pages(file).ok_or(StackEnd::NotMapped(at))?;
-                (
-                    self.loaded(file, pages),
-                    Some(pages),
-                    offset.wrapping_add(within),
-                )
+                let mapped = MappedFile {
+                    pages,
+                    path: self.path(file),
+                };
+                let offset = offset.wrapping_add(within);
+                (self.loaded(pages), Some(mapped), offset)
             }
             None => {
                 let image = Image(&self.space, mapping.start);
-                (Arc::new(LoadedFile::read(&image, None)), None, within)
+                (LoadedFile::read(&image).map(Arc::new), None, within)
             }
         };
-        Opened::new(file, pages, mapping.start, offset, at).ok_or(no_headers)
+        let file = file.ok_or(no_headers.clone())?;
+        Opened::new(file, mapped, mapping.start, offset, at).ok_or(no_headers)
     }
 
-    fn loaded(&self, file: Gva, pages: Gva) -> Arc<LoadedFile> {
-        let (layout, reads) = (self.reader.layout, &self.reader.reads);
+    /// The path of the `struct file` at `file`.
+    fn path(&self, file: Gva) -> Option<Arc<str>> {
         let read = || {
-            let path = layout.paths.of(reads, file).ok();
-            LoadedFile::read(&InCache(self.reader.cached(pages)), path)
+            let path = self.reader.layout.paths.of(&self.reader.reads, file);
+            path.ok().map(Arc::from)
         };
-        match FileKey::read(&layout.cache, reads, pages) {
+        let mut paths = self.reader.paths.borrow_mut();
+        paths.entry(file).or_insert_with(read).clone()
+    }
+
+    fn loaded(&self, pages: Gva) -> Option<Arc<LoadedFile>> {
+        let read = || LoadedFile::read(&InCache(self.reader.cached(pages)));
+        match FileKey::read(&self.reader.layout.cache, &self.reader.reads, pages) {
             Some(key) => self.reader.files.get_or_read(key, read),
-            None => Arc::new(read()),
+            None => read().map(Arc::new),
         }
     }
 }

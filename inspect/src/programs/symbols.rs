@@ -1,7 +1,10 @@
 //! The function names of a program's file.
 //!
-//! The symbol table of a file that was not stripped is no part of the program in memory, but of the file, so it is found only if the file's pages are in
-//! memory: always in an initramfs and in tmpfs. The dynamic symbols are part of the program.
+//! Both tables are read from the file's pages in the page cache: a program may change its own copy of them, and the names are kept for all programs.
+//! The table of a file that was not stripped is found only if its pages are in memory: always in an initramfs and in tmpfs. The pages of the dynamic
+//! symbols are in memory if the loader has used them.
+
+use std::ops::Range;
 
 use super::elf::{Bytes, Elf};
 
@@ -40,22 +43,19 @@ struct Function {
 }
 
 impl Functions {
-    /// The functions of the file with the headers `elf`, whose pages are `file`, and which is loaded in `memory` at the distance `bias`.
-    pub(super) fn read(elf: &Elf, file: &dyn Bytes, memory: &dyn Bytes, bias: u64) -> Self {
+    /// The functions of the file with the headers `elf`; `None` if neither table is in memory.
+    pub(super) fn read(elf: &Elf, file: &dyn Bytes) -> Option<Self> {
         let whole = elf.symbol_sections(file).and_then(|sections| {
-            let symbols = table(file, sections.symbols.start, &sections.symbols)?;
-            let names = table(file, sections.names.start, &sections.names)?;
-            Some(Self::sorted(&symbols, names))
+            let symbols = table(file, &sections.symbols)?;
+            Some(Self::sorted(&symbols, table(file, &sections.names)?))
         });
-        let dynamic = || Self::dynamic(elf, memory, bias);
-        whole.or_else(dynamic).unwrap_or_default()
+        whole.or_else(|| Self::dynamic(elf, &Loaded { elf, file }))
     }
 
-    fn dynamic(elf: &Elf, memory: &dyn Bytes, bias: u64) -> Option<Self> {
+    fn dynamic(elf: &Elf, memory: &Loaded<'_>) -> Option<Self> {
         let section = elf.dynamic.clone()?;
         let len = usize::try_from(section.end - section.start).ok()?;
-        let len = len.min(MAX_ENTRIES * 16);
-        let entries = memory.bytes(section.start.wrapping_add(bias), len)?;
+        let entries = memory.bytes(section.start, len.min(MAX_ENTRIES * 16))?;
         let entry = |wanted: u64| {
             let (entries, _) = entries.as_chunks::<16>();
             let mut entries = entries.iter().map(|entry| {
@@ -65,28 +65,17 @@ impl Functions {
             });
             entries.find_map(|(tag, value)| (tag == wanted).then_some(value))
         };
-        // The C library's loader replaces the addresses of the file by those in memory; others leave them.
-        let pointer = |tag: u64| {
-            let value = entry(tag)?;
-            Some(match elf.holds(value) {
-                true => value.wrapping_add(bias),
-                false => value,
-            })
-        };
-        let symbols = pointer(SYMBOLS)?;
-        let count = match (pointer(GNU_HASH), pointer(HASH)) {
+        let symbols = entry(SYMBOLS)?;
+        let count = match (entry(GNU_HASH), entry(HASH)) {
             (Some(hash), _) => gnu_count(memory, hash)?,
             (None, Some(hash)) => word(memory, hash.wrapping_add(4))?,
             (None, None) => return None,
         };
         let end = symbols.checked_add(count.checked_mul(SYMBOL_BYTES as u64)?)?;
-        let names = pointer(NAMES)?;
+        let names = entry(NAMES)?;
         let names_end = names.checked_add(entry(NAMES_SIZE)?)?;
-        let symbols = table(memory, symbols, &(symbols..end))?;
-        Some(Self::sorted(
-            &symbols,
-            table(memory, names, &(names..names_end))?,
-        ))
+        let symbols = table(memory, &(symbols..end))?;
+        Some(Self::sorted(&symbols, table(memory, &(names..names_end))?))
     }
 
     fn sorted(symbols: &[u8], names: Vec<u8>) -> Self {
@@ -137,11 +126,23 @@ impl Functions {
     }
 }
 
+/// The bytes of a file, by the addresses of the file.
+struct Loaded<'f> {
+    elf: &'f Elf,
+    file: &'f dyn Bytes,
+}
+
+impl Bytes for Loaded<'_> {
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        self.file.read(self.elf.offset_of(at)?, buf)
+    }
+}
+
 /// The bytes of a table, if it is not larger than any real one.
-fn table(source: &dyn Bytes, at: u64, range: &std::ops::Range<u64>) -> Option<Vec<u8>> {
+fn table(source: &dyn Bytes, range: &Range<u64>) -> Option<Vec<u8>> {
     let len = range.end - range.start;
     let len = (len <= MAX_TABLE_BYTES).then_some(len)?;
-    source.bytes(at, usize::try_from(len).ok()?)
+    source.bytes(range.start, usize::try_from(len).ok()?)
 }
 
 fn word(memory: &dyn Bytes, at: u64) -> Option<u64> {

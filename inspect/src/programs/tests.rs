@@ -43,9 +43,9 @@ struct Read {
 }
 
 fn read(bytes: &[u8]) -> Option<Read> {
-    let (file, memory) = (At(0, bytes.to_vec()), At(LOADED, bytes.to_vec()));
+    let file = At(0, bytes.to_vec());
     let elf = Elf::read(&file)?;
-    let functions = Functions::read(&elf, &file, &memory, 0);
+    let functions = Functions::read(&elf, &file).unwrap_or_default();
     Some(Read { elf, functions })
 }
 
@@ -61,6 +61,7 @@ fn caller(bytes: &[u8], ip: u64, stack: Vec<u8>) -> Result<Option<Caller>, NoCal
         code: &At(LOADED, bytes.to_vec()),
         stack: &At(STACK, stack),
         table: elf.unwind.expect("a table of rules"),
+        charge: &|_| Some(()),
     };
     rules.caller(&registers(ip, STACK), ip)
 }
@@ -81,7 +82,8 @@ fn file_says_where_it_is_loaded() {
     let elf = read(program()).expect("a program").elf;
     assert_eq!(elf.address_of(0x1000), Some(LOADED + 0x1000));
     assert_eq!(elf.address_of(program().len() as u64), None);
-    assert!(elf.holds(function("init_main")) && !elf.holds(0));
+    assert_eq!(elf.offset_of(LOADED + 0x1000), Some(0x1000));
+    assert_eq!(elf.offset_of(0), None);
 }
 
 #[test]
@@ -138,11 +140,63 @@ fn first_function_has_no_caller() {
 }
 
 #[test]
+fn execution_of_rules_is_charged() {
+    let elf = read(program()).expect("a program").elf;
+    let rules = Rules {
+        code: &At(LOADED, program().to_vec()),
+        stack: &At(STACK, vec![0; 64]),
+        table: elf.unwind.expect("a table of rules"),
+        charge: &|cost| (cost < 256).then_some(()),
+    };
+    let ip = function("asleep");
+    let why = rules.caller(&registers(ip, STACK), ip).err();
+    assert_eq!(why, Some(NoCaller::NotInMemory));
+}
+
+#[test]
 fn missing_stack_is_named() {
     let why = caller(program(), function("asleep"), Vec::new()).err();
     assert_eq!(why, Some(NoCaller::Unreadable(Gva(STACK))));
     let why = caller(program(), 0x10, Vec::new()).err();
     assert_eq!(why, Some(NoCaller::NoRule));
+}
+
+/// The low 4 bytes.
+fn low(value: u64) -> [u8; 4] {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    [a, b, c, d]
+}
+
+#[test]
+fn rule_without_a_return_address_is_damaged() {
+    const TABLE: u64 = 0x1000;
+    let mut cie = vec![0, 0, 0, 0, 1];
+    cie.extend(b"zR\0\x01\x78\x10\x01\x1b\x0c\x07\x08");
+    let cie_at = TABLE + 20;
+    let fde_at = cie_at + 4 + cie.len() as u64;
+    let mut fde = vec![];
+    fde.extend(low(fde_at + 4 - cie_at));
+    fde.extend(low(0x10_0000_u64.wrapping_sub(fde_at + 8)));
+    fde.extend(0x1000_u32.to_le_bytes());
+    fde.push(0);
+    let mut code = vec![1, 0x1b, 3, 0x3b, 0, 0, 0, 0, 1, 0, 0, 0];
+    code.extend(low(0x10_0000_u64.wrapping_sub(TABLE)));
+    code.extend(low(fde_at - TABLE));
+    for part in [cie, fde] {
+        code.extend(low(part.len() as u64));
+        code.extend(part);
+    }
+    let rules = Rules {
+        code: &At(TABLE, code),
+        stack: &At(STACK, vec![1; 64]),
+        table: TABLE,
+        charge: &|_| Some(()),
+    };
+    let mut values = [0; 17];
+    (values[IP], values[SP]) = (0x10_0010, STACK);
+    let registers = ProgramRegisters::of_vcpu(values, true);
+    let why = rules.caller(&registers, 0x10_0010).err();
+    assert_eq!(why, Some(NoCaller::Damaged));
 }
 
 proptest! {
@@ -168,6 +222,7 @@ proptest! {
                 code: &At(LOADED, bytes.clone()),
                 stack: &At(STACK, vec![0; 64]),
                 table,
+                charge: &|_| Some(()),
             }.caller(&registers(ip, STACK), ip).is_ok());
             let _ = rules;
         }

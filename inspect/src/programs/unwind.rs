@@ -21,7 +21,9 @@ const TABLE_HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 const TABLE_HEADER_BYTES: u64 = 12;
 const TABLE_ENTRY_BYTES: u64 = 8;
 /// The largest entry of rules: those of very large functions take some kilobytes.
-const MAX_ENTRY_BYTES: u64 = 64 << 10;
+const MAX_ENTRY_BYTES: u64 = 16 << 10;
+/// What the execution of a byte of rules counts, in bytes read: a byte may copy all rules of a row, some kilobytes.
+const EXECUTION_COST: usize = 256;
 /// Operations of an expression; those of compilers have some ten.
 const MAX_OPERATIONS: u32 = 256;
 /// The registers that a call preserves by the ABI: rbx, rbp, r12 to r15.
@@ -60,6 +62,8 @@ pub(super) struct Rules<'r> {
     pub(super) stack: &'r dyn Bytes,
     /// The address of the sorted table.
     pub(super) table: u64,
+    /// Takes a cost from what the stack may still read; `None` if there is not as much.
+    pub(super) charge: &'r dyn Fn(usize) -> Option<()>,
 }
 
 /// A caller.
@@ -82,6 +86,8 @@ impl Rules<'_> {
     ) -> Result<Option<Caller>, NoCaller> {
         let entry = self.entry(selector)?;
         let pair = EntryPair::read(self.code, entry).ok_or(NoCaller::NotInMemory)?;
+        let cost = pair.bytes.len().saturating_mul(EXECUTION_COST);
+        (self.charge)(cost).ok_or(NoCaller::NotInMemory)?;
         let section: Section<'_> = EhFrame::new(&pair.bytes, LittleEndian);
         let bases = BaseAddresses::default().set_eh_frame(pair.base);
         let rule = section.fde_from_offset(
@@ -212,6 +218,8 @@ impl Frame<'_> {
                 Some(rule) => self.value(&rule, top)?,
             };
         }
+        // A rule of every compiler says where the return address is.
+        values[IP].ok_or(NoCaller::Damaged)?;
         Ok(Some(ProgramRegisters {
             values,
             is_long: self.registers.is_long,

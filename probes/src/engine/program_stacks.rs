@@ -10,7 +10,7 @@ use address::Gva;
 use events::{Hex, ProgramFrame};
 use inspect::{
     KernelMemory, KernelView, NotReadable, ProgramFiles, ProgramRegisters, ProgramStack,
-    ProgramStacks,
+    ProgramStackReader, ProgramStacks,
 };
 use introspect::orc::KernelStack;
 use introspect::{PagingState, read_virt};
@@ -18,9 +18,9 @@ use vmm::{VcpuState, kvm_regs};
 
 use crate::engine::running::Running;
 
-/// What the program's stack of a hit may read, bytes, while the vCPU waits: the function names of some ten large libraries, and some thousand
-/// words. The names are kept.
-pub(crate) const HIT_BYTES: usize = 16 << 20;
+/// What the stack of a program may read, bytes, while the vCPU or the machine waits: the function names of some ten large libraries, and some
+/// thousand words. The names are kept.
+pub(crate) const STACK_BYTES: usize = 16 << 20;
 
 /// The stack of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,8 +80,8 @@ impl ProgramUnwinder {
         let Some(saved) = stack.program else {
             return ProgramPart::default();
         };
-        self.part(paging, task, left, |view| {
-            ProgramRegisters::saved(view, saved)
+        self.part(paging, task, left, |reader, task| {
+            reader.stack_behind(task, saved)
         })
     }
 
@@ -95,7 +95,9 @@ impl ProgramUnwinder {
     ) -> ProgramPart {
         let is_long = vcpu.sregs.cs.l != 0;
         let registers = ProgramRegisters::of_vcpu(dwarf_order(&vcpu.regs), is_long);
-        self.part(paging, task, left, |_| Ok(registers))
+        self.part(paging, task, left, |reader, task| {
+            reader.stack(task, &registers)
+        })
     }
 
     fn part(
@@ -103,7 +105,7 @@ impl ProgramUnwinder {
         paging: &PagingState,
         task: Option<Gva>,
         left: &Cell<usize>,
-        registers: impl FnOnce(&KernelView<'_>) -> Result<ProgramRegisters, NotReadable>,
+        unwind: impl FnOnce(&ProgramStackReader<'_>, Gva) -> ProgramStack,
     ) -> ProgramPart {
         let read = || {
             let task = task.ok_or("the task on the vCPU is not known")?;
@@ -113,11 +115,12 @@ impl ProgramUnwinder {
             let kernel = &running.kernel;
             let slide = running.slide().unwrap_or(0);
             let view = KernelView::new(&memory, kernel.symbols(), kernel.types().ok(), slide);
-            let reader = layout.reader(&view, &self.files, left.get());
+            // One program must not take what the others may read.
+            let share = left.get().min(STACK_BYTES);
+            let reader = layout.reader(&view, &self.files, share);
             let reader = reader.map_err(|error| error.to_string())?;
-            let registers = registers(&view).map_err(|error| error.to_string())?;
-            let stack = reader.stack(task, &registers);
-            left.set(reader.left());
+            let stack = unwind(&reader, task);
+            left.set(left.get() - (share - reader.left().min(share)));
             Ok(stack)
         };
         let stack: Result<ProgramStack, String> = read();

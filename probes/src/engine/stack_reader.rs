@@ -37,8 +37,8 @@ impl fmt::Debug for StackReader<'_> {
 /// The most steps for the stacks of a pause: those of 4096 tasks take less than a million.
 const MAX_STEPS: usize = 1 << 21;
 
-/// The most bytes that the stacks of programs read in a pause: the function names of some fifty large libraries.
-const MAX_PROGRAM_BYTES: usize = 64 << 20;
+/// The most bytes that the stacks of programs read in a pause: those of some thousand threads.
+const MAX_PROGRAM_BYTES: usize = 256 << 20;
 
 /// 64-bit mode is active.
 const EFER_LMA: u64 = 1 << 10;

@@ -17,7 +17,7 @@ use introspect::orc::{
 use introspect::{Module, PagingState, Symbol, read_virt};
 
 use crate::engine::module_code::ModuleCode;
-use crate::engine::program_stacks::{HIT_BYTES, ProgramPart, ProgramUnwinder};
+use crate::engine::program_stacks::{ProgramPart, ProgramUnwinder, STACK_BYTES as PROGRAM_BYTES};
 use crate::engine::running::Running;
 
 /// The most frames of a stack: many events may wait for a reader.
@@ -123,7 +123,7 @@ impl Stacks {
         };
         let view = self.view(*paging, table, MAX_READ, MAX_STEPS);
         let stack = view.unwind(Start::Stopped(start(regs)));
-        let left = Cell::new(HIT_BYTES);
+        let left = Cell::new(PROGRAM_BYTES);
         Stack {
             program: self.programs.behind(paging, &stack, task, &left),
             ..view.named(&stack)

@@ -224,7 +224,7 @@ fn stack_has_an_indented_line_for_each_frame() {
         program_stack: Some(vec![ProgramFrame {
             address: Hex(0x40_1005),
             symbol: Some("main+0x5/0x90".to_owned()),
-            file: Some("/bin/a\x1b".to_owned()),
+            file: Some("/bin/a\x1b".into()),
             offset: Some(Hex(0x1005)),
         }]),
         program_stack_incomplete: Some("no file is mapped at 0x8".to_owned()),

@@ -99,6 +99,7 @@ impl Running {
             let _ = self.kernel.unwind_rules();
             let _ = self.kernel.modules();
             self.kernel.trampolines();
+            let _ = self.kernel.types();
         }
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
         let compared = conditions.map(|condition| condition.operand);
