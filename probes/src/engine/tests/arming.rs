@@ -1,7 +1,7 @@
 //! When probes are armed and disarmed.
 
 use address::{Gpa, Gva};
-use events::{Hex, ProbeState};
+use events::{Frame, Hex, ProbeState};
 use manifest::{ProbeConfig, ProbeSpec};
 use text::{PlantByte, Written};
 
@@ -347,8 +347,9 @@ fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
     let crash = rig.engine.crashes.panicked().expect("noted").crash;
     assert_eq!((crash.vcpu, crash.task), (0, None));
     assert_eq!((crash.regs.rip, crash.regs.rdi), (panic.into(), Hex(DATA)));
-    let frames: Vec<_> = crash.frames.iter().map(|frame| &*frame.symbol).collect();
-    assert_eq!(frames, ["caller+0x6", "caller+0x6"]);
+    let is_caller = |frame: &Frame| frame.symbol.starts_with("caller+0x6/");
+    assert_eq!(crash.frames.len(), 2, "{:?}", crash.frames);
+    assert!(crash.frames.iter().all(is_caller), "{:?}", crash.frames);
     assert_eq!(crash.frames[0].ip, Hex(caller.0 + 6));
 }
 
