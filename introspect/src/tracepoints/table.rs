@@ -2,7 +2,7 @@
 //!
 //! Each event of ftrace has a `struct trace_event_call`, which names its group and points to the `struct tracepoint`. Each site is a jump label
 //! whose key is part of the tracepoint. While the guest has the tracepoint off, the site is a nop; the target of the jump is a block that
-//! computes the tracepoint's arguments. A jump label whose block does not call the tracepoint's functions is no site ([`TracepointCall`]).
+//! computes the tracepoint's arguments. A jump label whose block does not call the tracepoint's functions is no site (`calls.rs`).
 //!
 //! ```text
 //!  __start_ftrace_events ─▶ trace_event_call { class ─▶ { system "sched" }, tp ─▶ tracepoint { key, …, funcs } }
