@@ -1,7 +1,7 @@
 //! A bound on the work caused by hostile tables.
 
-/// Names stepped over in all attempts together. A kernel has 200 000 and they are walked a few
-/// times.
+/// Names stepped over, and places looked at, in all attempts together. A kernel has 200 000 names
+/// and they are walked a few times.
 const MAX_STEPS: u64 = 32_000_000;
 
 /// The number of steps left.

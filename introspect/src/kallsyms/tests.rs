@@ -191,6 +191,32 @@ fn tables_made_to_waste_time_are_given_up() {
     assert_eq!(budget.step(), None, "as long as it was allowed to");
 }
 
+#[test]
+fn zeros_before_the_tokens_cost_steps() {
+    let mut bytes = vec![0; 1 << 20];
+    bytes.extend(kernel(
+        Layout::OffsetsLast,
+        RODATA,
+        TEXT,
+        &symbols(Layout::OffsetsLast, 600),
+    ));
+    let start = tokens::find(&View {
+        bytes: &bytes,
+        base: RODATA,
+    });
+    let start = start.first().expect("the tokens are whole").start;
+    bytes[..start].fill(0);
+    let view = View {
+        bytes: &bytes,
+        base: RODATA,
+    };
+    let mut budget = Budget::new();
+    let tokens = tokens::find(&view);
+    let tokens = tokens.first().expect("the tokens are whole");
+    assert_eq!(names::find(&view, tokens, &mut budget), None);
+    assert_eq!(budget.step(), None, "each zero looks like a marker");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
