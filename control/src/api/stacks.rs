@@ -1,6 +1,7 @@
 //! Kernel stacks of a paused guest.
 
 use events::{StackFrame, Task};
+use probes::{Stack, event_task};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -35,4 +36,18 @@ pub struct Stacks {
     pub stacks: Vec<ListedStack>,
     /// Pause of the guest for the read.
     pub pause: Pause,
+}
+
+impl From<inspect::stacks::ListedStack> for ListedStack {
+    fn from(listed: inspect::stacks::ListedStack) -> Self {
+        let stack = Stack::from(listed.stack);
+        Self {
+            vcpu: listed.vcpu,
+            task: listed.task.map(event_task),
+            state: listed.state,
+            user_mode: listed.user_mode,
+            stack: stack.frames,
+            stack_incomplete: stack.incomplete,
+        }
+    }
 }

@@ -17,5 +17,6 @@ mod tests;
 mod walk;
 
 pub use error::TaskListError;
-pub use switched_out::SwitchFrames;
-pub use walk::{Task, TaskList, Thread};
+pub(crate) use switched_out::SwitchFrames;
+pub(crate) use walk::Thread;
+pub use walk::{Task, TaskList};

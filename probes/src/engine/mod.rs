@@ -22,7 +22,6 @@ mod hits;
 mod interest;
 mod inventory;
 mod kernel_events;
-mod module_code;
 mod module_types;
 mod modules;
 mod optimise;
@@ -99,8 +98,9 @@ pub use arm::error::ArmError;
 pub use engine_action::EngineAction;
 pub use inventory::{At, Inventory, ReadError};
 pub use register::{Prepared, RegisterError};
-pub use stack_reader::{NoStacks, NotStarted, StackReader, VcpuPosition};
+pub use stack_reader::{NoStacks, stopped_vcpu};
 pub use stacks::Stack;
+pub use tasks::event_task;
 pub use unprobed_exits::UnprobedExits;
 
 impl fmt::Debug for Engine {

@@ -8,18 +8,15 @@ use std::sync::Arc;
 use address::Gva;
 use detour::{NAME_BYTES, RecordedTask, TaskFields};
 use events::Task;
-use introspect::{PagingState, read_virt};
+use inspect::stacks::RunningTask;
+use introspect::PagingState;
 use text::{GuestError, SystemState, Vcpu};
-use vmm::VcpuState;
 
 use crate::engine::running::Running;
 use crate::engine::running::located::Reached;
 
 /// The beginning of the name of the boot processor's first task.
 const FIRST_TASK: &str = "swapper";
-
-/// The kernel's list of per-CPU areas, as distances from the first.
-const AREAS: &str = "__per_cpu_offset";
 
 /// Reads tasks in guest memory.
 #[derive(Debug)]
@@ -58,42 +55,10 @@ impl Tasks {
     /// The task of a processor with the per-CPU area at `gs`.
     fn read(&self, paging: &PagingState, gs: u64) -> Option<Task> {
         let layout = self.running.kernel.tasks()?;
-        let current = layout.current(gs, self.running.slide().unwrap_or(0));
+        let slide = self.running.slide().unwrap_or(0);
         // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
         let memory = &*self.running.memory;
-        let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, paging, at, bytes).ok();
-        let (mut task, mut numbers, mut comm) = ([0; 8], [0; 8], vec![0; layout.comm_bytes]);
-        read(current, &mut task)?;
-        let task = Gva(u64::from_le_bytes(task));
-        read(task.wrapping_add(layout.tid), &mut numbers)?;
-        read(task.wrapping_add(layout.comm), &mut comm)?;
-        let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers;
-        Some(Task {
-            tid: i32::from_le_bytes([t0, t1, t2, t3]),
-            pid: i32::from_le_bytes([p0, p1, p2, p3]),
-            comm: until_zero(&comm),
-        })
-    }
-
-    /// The task of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
-    /// set its own to any value, so in the kernel its list of per-CPU areas decides. In the first
-    /// instructions of entry code, a program that has set its own to another processor's area gets that processor's task.
-    pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
-        let slide = self.running.slide()?.cast_unsigned();
-        let symbols = self.running.kernel.symbols();
-        let areas = symbols.address_of(AREAS)?.wrapping_add(slide);
-        let is_area = |gs: u64| {
-            let number = 0..u64::from(vmm::boot::MAX_VCPUS);
-            let mut areas = number.map_while(|cpu| {
-                self.running
-                    .word(paging, areas.wrapping_add(cpu * size_of::<u64>() as u64))
-            });
-            gs != 0 && areas.any(|area| area == gs)
-        };
-        let of_kernel = (!is_in_user_mode(vcpu)).then_some(vcpu.sregs.gs.base);
-        let mut bases = of_kernel.into_iter().chain([vcpu.kernel_gs_base]);
-        let gs = bases.find(|gs| is_area(*gs))?;
-        self.read(paging, gs)
+        RunningTask::read(memory, paging, layout, slide, gs).map(event_task)
     }
 
     /// Looks for the kernel's first task on the vCPU. Until it is found, records hold no task.
@@ -120,9 +85,14 @@ impl Tasks {
     }
 }
 
-/// Whether the vCPU runs a program.
-pub(crate) const fn is_in_user_mode(vcpu: &VcpuState) -> bool {
-    vcpu.sregs.ss.dpl == 3
+/// The task in the form of events.
+#[must_use]
+pub fn event_task(task: RunningTask) -> Task {
+    Task {
+        tid: task.tid,
+        pid: task.pid,
+        comm: task.comm,
+    }
 }
 
 /// The task of a record.

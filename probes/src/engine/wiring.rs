@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use detour::Detour;
 use events::EventSink;
+use inspect::stacks::NamedModules;
 use text::{GuestMemory, Planter};
 
 use crate::engine::Engine;
@@ -81,7 +82,7 @@ impl Engine {
         let stacks = Arc::new(Stacks {
             running: Arc::clone(&running),
             detour: Arc::clone(&detour),
-            named: Mutex::default(),
+            named: NamedModules::default(),
         });
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),
