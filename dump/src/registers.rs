@@ -1,14 +1,17 @@
-//! The registers of a vCPU in the format of a note.
+//! The registers of a vCPU in the format of a note: written, and read again.
 
+use introspect::orc::StartRegisters;
 use vmm::{VcpuState, kvm_segment};
+
+/// The place of the registers in the kernel's `struct elf_prstatus`.
+const REGISTERS_AT: usize = 112;
 
 /// The contents of a note NT_PRSTATUS, the kernel's `struct elf_prstatus`. `thread` is the number by which debuggers name the vCPU.
 pub(crate) fn prstatus(thread: u32, vcpu: &VcpuState) -> Vec<u8> {
     const SIGNALS_BYTES: usize = 32;
-    const IDS_AND_TIMES_BYTES: usize = 112;
     let mut out = vec![0; SIGNALS_BYTES];
     out.extend(thread.to_le_bytes());
-    out.resize(IDS_AND_TIMES_BYTES, 0);
+    out.resize(REGISTERS_AT, 0);
     let (regs, sregs) = (&vcpu.regs, &vcpu.sregs);
     let selector = |segment: &kvm_segment| u64::from(segment.selector);
     // The kernel's `struct user_regs_struct`. The second RAX is `orig_rax`: -1 outside a system call.
@@ -48,6 +51,41 @@ pub(crate) fn prstatus(thread: u32, vcpu: &VcpuState) -> Vec<u8> {
     out
 }
 
+/// The registers in a note NT_PRSTATUS that stacks need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DumpedRegisters {
+    /// The registers that an unwinding starts with.
+    pub(crate) start: StartRegisters,
+    /// The selector of the code segment.
+    pub(crate) cs: u64,
+    pub(crate) gs_base: u64,
+}
+
+impl DumpedRegisters {
+    /// The registers in the contents of the note; `None` if the contents are too short.
+    pub(crate) fn of_prstatus(contents: &[u8]) -> Option<Self> {
+        // The numbers are places in `struct user_regs_struct`.
+        let register = |number: usize| {
+            let word = contents.get(REGISTERS_AT + number * size_of::<u64>()..)?;
+            Some(u64::from_le_bytes(*word.first_chunk()?))
+        };
+        Some(Self {
+            start: StartRegisters {
+                ip: register(16)?,
+                sp: register(19)?,
+                bp: register(4)?,
+                ax: register(10)?,
+                dx: register(12)?,
+                di: register(14)?,
+                r10: register(7)?,
+                r13: register(2)?,
+            },
+            cs: register(17)?,
+            gs_base: register(22)?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +112,40 @@ mod tests {
         assert_eq!(word(&note, 112 + 16 * 8), vcpu.regs.rip);
         assert_eq!(word(&note, 112 + 17 * 8), 0x10);
         assert_eq!(word(&note, 112 + 19 * 8), vcpu.regs.rsp);
+    }
+
+    #[test]
+    fn written_registers_are_read_again() {
+        let mut vcpu = vcpu();
+        vcpu.sregs.gs.base = 0xffff_8880_0dc0_0000;
+        let regs = &mut vcpu.regs;
+        let others = [
+            &mut regs.rbp,
+            &mut regs.rax,
+            &mut regs.rdx,
+            &mut regs.rdi,
+            &mut regs.r10,
+            &mut regs.r13,
+        ];
+        for (value, register) in (1..).zip(others) {
+            *register = value;
+        }
+        let expected = DumpedRegisters {
+            start: StartRegisters {
+                ip: vcpu.regs.rip,
+                sp: vcpu.regs.rsp,
+                bp: 1,
+                ax: 2,
+                dx: 3,
+                di: 4,
+                r10: 5,
+                r13: 6,
+            },
+            cs: 0x10,
+            gs_base: 0xffff_8880_0dc0_0000,
+        };
+        let note = prstatus(1, &vcpu);
+        assert_eq!(DumpedRegisters::of_prstatus(&note), Some(expected));
+        assert_eq!(DumpedRegisters::of_prstatus(&note[..200]), None);
     }
 }
