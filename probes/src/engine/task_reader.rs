@@ -10,9 +10,10 @@
 //! The guest may change all of it at any time, and may lie: a part that cannot be read is left out.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use address::Gva;
+use arc_swap::ArcSwap;
 use events::{ParentTask, Task};
 use introspect::tasks::{CgroupLayout, ReadAt};
 use introspect::{PagingState, PhysMemory, TaskLayout, read_virt};
@@ -22,38 +23,38 @@ const MAX_PATHS: usize = 1024;
 /// Longer paths are left out: many events may wait for a reader.
 const MAX_PATH_BYTES: usize = 1024;
 
-/// The paths of cgroups, by the numbers of their kernfs nodes.
+/// The paths of cgroups, by the numbers of their kernfs nodes. Every event looks a path up, without a lock; a new path replaces the map.
 #[derive(Debug, Default)]
-pub(crate) struct CgroupPaths(Mutex<HashMap<u64, Option<Arc<str>>>>);
+pub(crate) struct CgroupPaths(ArcSwap<HashMap<u64, Option<Arc<str>>>>);
 
 impl CgroupPaths {
     /// The path of the cgroup of the `css_set` at `set`.
     fn of(&self, layout: &CgroupLayout, set: Gva, read: ReadAt<'_>) -> Option<Arc<str>> {
         let node = layout.node(set, read)?;
         let id = layout.id(node, read)?;
-        if let Some(known) = self.lock().get(&id) {
+        if let Some(known) = self.0.load().get(&id) {
             return known.clone();
         }
         let path = layout.path(node, read)?;
-        let path = (path.len() <= MAX_PATH_BYTES).then(|| path.into());
+        let path: Option<Arc<str>> = (path.len() <= MAX_PATH_BYTES).then(|| path.into());
         // Another vCPU may have moved the task, and the memory may be another node's by now.
         if layout.id(node, read) == Some(id) {
-            let mut paths = self.lock();
-            if paths.len() >= MAX_PATHS {
-                paths.clear();
-            }
-            paths.insert(id, Option::clone(&path));
+            // Of two vCPUs with new paths, both are kept: the closure may run again.
+            self.0.rcu(|paths| match paths.len() {
+                MAX_PATHS.. => HashMap::from([(id, path.clone())]),
+                _ => {
+                    let mut paths = HashMap::clone(paths);
+                    paths.insert(id, path.clone());
+                    paths
+                }
+            });
         }
         path
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Option<Arc<str>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Forgets the paths: another kernel gives the numbers anew.
     pub(crate) fn forget(&self) {
-        self.lock().clear();
+        self.0.store(Arc::default());
     }
 }
 
@@ -338,7 +339,7 @@ mod tests {
         for number in 0..3 * MAX_PATHS as u64 {
             memory.point(NODE + 16, number);
             assert!(read(&memory, &paths).0.expect("a task").cgroup.is_some());
-            assert!(paths.lock().len() <= MAX_PATHS);
+            assert!(paths.0.load().len() <= MAX_PATHS);
         }
         // Six names of 255 bytes.
         let name = [b'a'; 255];
