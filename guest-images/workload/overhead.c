@@ -118,6 +118,7 @@ static void turns(void)
 	turn();
 	own_turn("p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable");
 	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
+	others_turn("exits", 0);
 	others_turn("kprobe", 0);
 	others_turn("counted", 0);
 	others_turn("recorded", number("warm", 0));

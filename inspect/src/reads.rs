@@ -68,7 +68,7 @@ impl<'v> Reads<'v> {
     /// The number at `slot` of the struct at `at`.
     pub(crate) fn number(&self, at: Gva, slot: Slot) -> Result<u64, ReadsError> {
         let mut bytes = [0; 8];
-        let len = slot.end().saturating_sub(slot.at()).min(bytes.len());
+        let len = slot.size().min(bytes.len());
         let held = &mut bytes[..len];
         self.fill(at.wrapping_add(slot.at() as u64), held)?;
         Ok(u64::from_le_bytes(bytes))

@@ -57,7 +57,7 @@ impl SwitchFrames {
     pub fn of(&self, view: &KernelView<'_>, task: Gva) -> Result<Option<SwitchFrame>, NotReadable> {
         let number = |slot: Slot, base: Gva| {
             let mut bytes = [0; 8];
-            let len = slot.end().saturating_sub(slot.at()).min(bytes.len());
+            let len = slot.size().min(bytes.len());
             view.read(base.wrapping_add(slot.at() as u64), &mut bytes[..len])?;
             Ok(u64::from_le_bytes(bytes))
         };

@@ -30,6 +30,12 @@ impl Slot {
         self.at
     }
 
+    /// The size of the number, 1 to 8 bytes.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        self.len
+    }
+
     /// The offset behind the number's last byte.
     #[must_use]
     pub const fn end(self) -> usize {

@@ -125,6 +125,11 @@ proptest! {
             prop_assert_eq!(found.dirty, flags & DIRTY != 0);
             prop_assert_eq!(found.global, flags & GLOBAL != 0);
             prop_assert!(found.accessed);
+            let (first, at) = (Gva(gva), Gva(gva + offset));
+            let moved = tables.walk(first).expect("mapped").moved(first, at);
+            prop_assert_eq!(moved, Some(found));
+            prop_assert_eq!(found.moved(at, Gva(gva.wrapping_add(size.bytes()))), None);
+            prop_assert_eq!(found.moved(at, Gva(gva.wrapping_sub(1))), None);
         }
     }
 

@@ -39,6 +39,19 @@ impl Translation {
         let size = self.page_size.bytes();
         size - (self.gpa.0 & (size - 1))
     }
+
+    /// The translation of `to`, from this translation of `from`; `None` if `to` is in another page.
+    #[must_use]
+    pub const fn moved(self, from: Gva, to: Gva) -> Option<Self> {
+        let within = self.page_size.bytes() - 1;
+        if from.0 & !within != to.0 & !within {
+            return None;
+        }
+        Some(Self {
+            gpa: Gpa(self.gpa.0 & !within | to.0 & within),
+            ..self
+        })
+    }
 }
 
 /// Why an address has no translation.

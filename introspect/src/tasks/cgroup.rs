@@ -77,7 +77,7 @@ impl CgroupLayout {
 /// The number at `slot` of the struct at `at`.
 fn number(at: Gva, slot: Slot, read: ReadAt<'_>) -> Option<u64> {
     let mut bytes = [0; 8];
-    let field = bytes.get_mut(..slot.end().checked_sub(slot.at())?)?;
+    let field = bytes.get_mut(..slot.size())?;
     read(at.wrapping_add(slot.at() as u64), field).then(|| u64::from_le_bytes(bytes))
 }
 

@@ -6,10 +6,8 @@ use super::CgroupLayout;
 use crate::btf::{Btf, Slot};
 use crate::{PerCpu, SymbolTable};
 
-/// The largest size of `comm`; the last byte is zero.
-const MAX_COMM_BYTES: u64 = 64;
-/// `struct task_struct` takes some 10 KiB.
-const MAX_TASK_BYTES: usize = 64 << 10;
+/// The largest size of a task's name, bytes; the last byte is zero.
+pub const MAX_COMM_BYTES: usize = 64;
 /// `PF_KTHREAD`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -34,8 +32,6 @@ pub struct TaskLayout {
     pub comm: u64,
     /// Size of the name including the final zero, bytes.
     pub comm_bytes: usize,
-    /// The number of bytes of a `struct task_struct` that hold all known members.
-    pub len: usize,
     /// `task_struct.flags`.
     pub flags: Option<Slot>,
     /// `task_struct.real_parent`.
@@ -55,40 +51,25 @@ impl TaskLayout {
         let number = |name| btf.member(task, name).filter(|it| it.size_bytes == 4);
         let current = PerCpu::current_task(Some(btf), symbols)?;
         let (tid, pid) = (number("pid")?.offset_bytes, number("tgid")?.offset_bytes);
-        let fits = (1..=MAX_COMM_BYTES).contains(&comm.size_bytes) && pid == tid + 4;
-        let slot = |path| Slot::find(btf, task, path).filter(|it| it.end() <= MAX_TASK_BYTES);
+        let comm_bytes = usize::try_from(comm.size_bytes).ok()?;
+        let fits = (1..=MAX_COMM_BYTES).contains(&comm_bytes) && pid == tid + 4;
+        let slot = |path| Slot::find(btf, task, path);
         let user = || {
             Some(UserLayout {
                 cred: slot("cred")?,
                 uid: Slot::find(btf, btf.struct_named("cred")?, "uid.val")?,
             })
         };
-        let mut layout = Self {
+        fits.then(|| Self {
             current,
             tid,
             comm: comm.offset_bytes,
-            comm_bytes: usize::try_from(comm.size_bytes).ok().filter(|_| fits)?,
-            len: 0,
+            comm_bytes,
             flags: slot("flags"),
             parent: slot("real_parent"),
             user: user(),
             cgroup: slot("cgroups").zip(CgroupLayout::new(btf)),
-        };
-        let ends = layout.slots().map(Slot::end);
-        let required = usize::try_from(pid.checked_add(4)?.max(layout.comm_end()?)).ok()?;
-        layout.len = ends.fold(required, usize::max);
-        (layout.len <= MAX_TASK_BYTES).then_some(layout)
-    }
-
-    fn comm_end(&self) -> Option<u64> {
-        self.comm.checked_add(self.comm_bytes as u64)
-    }
-
-    /// The members that not every kernel has.
-    fn slots(&self) -> impl Iterator<Item = Slot> {
-        let cred = self.user.map(|user| user.cred);
-        let set = self.cgroup.map(|(set, _)| set);
-        [self.flags, self.parent, cred, set].into_iter().flatten()
+        })
     }
 
     /// Whether a task with `flags` is a thread of the kernel.
@@ -139,8 +120,6 @@ mod tests {
         let gs = 0xffff_8880_0dc0_0000;
         let old = layout("current_task", 0x1fb80).expect("6.1");
         assert_eq!((old.tid, old.comm, old.comm_bytes), (8, 0xbc0, 16));
-        // The credentials are the last known member; flags and cgroups are unknown.
-        assert_eq!(old.len, 0xc08);
         let user = old.user.expect("a user");
         assert_eq!((user.cred.at(), user.uid.at()), (0xc00, 8));
         assert_eq!((old.flags, old.cgroup), (None, None));

@@ -13,4 +13,4 @@ mod cgroup;
 mod layout;
 
 pub use cgroup::{CgroupLayout, ReadAt};
-pub use layout::{TaskLayout, UserLayout};
+pub use layout::{MAX_COMM_BYTES, TaskLayout, UserLayout};

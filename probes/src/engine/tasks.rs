@@ -85,12 +85,8 @@ impl Tasks {
         layout: &'r TaskLayout,
         paging: &'r PagingState,
     ) -> TaskReader<'r, dyn GuestMemory> {
-        TaskReader {
-            layout,
-            // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
-            memory: &*self.running.memory,
-            paging,
-        }
+        // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
+        TaskReader::new(layout, &*self.running.memory, paging)
     }
 
     /// The task of a processor with the per-CPU area at `gs`.
@@ -177,7 +173,7 @@ enum Depth {
 /// The offsets of a task's flags and user; `None` if the kernel does not say where they are.
 fn user_fields(layout: &TaskLayout) -> Option<UserFields> {
     let (user, flags) = (layout.user?, layout.flags?);
-    let is_number = |slot: Slot| slot.end() - slot.at() == 4;
+    let is_number = |slot: Slot| slot.size() == 4;
     let offset = |slot: Slot| i32::try_from(slot.at()).ok();
     (is_number(user.uid) && is_number(flags)).then_some(UserFields {
         flags: offset(flags)?,

@@ -119,7 +119,8 @@ const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) 
     }
 }
 
-const OURS: [Turn; 11] = [
+const OURS: [Turn; 12] = [
+    turn("exits", Place::Entry, true, false),
     turn("kprobe", Place::Entry, false, false),
     turn("counted", Place::Entry, true, true),
     turn("recorded", Place::Entry, false, true),
@@ -134,10 +135,11 @@ const OURS: [Turn; 11] = [
 ];
 
 /// The turns, in the order of the guest's init: the name in the lines, and the title in the table.
-pub(super) const TURNS: [(&str, &str); 15] = [
+pub(super) const TURNS: [(&str, &str); 16] = [
     ("stock-none", "no probe"),
     (OWN_KPROBE, "the guest's own kprobe event"),
     (OWN_KRETPROBE, "the guest's own kretprobe event"),
+    ("stock-exits", "k: ours, counted"),
     ("stock-kprobe", "k: ours, told as an event"),
     ("stock-counted", "o: ours, counted, by a jump"),
     (RECORDED, "o: ours, told as an event, by a jump"),
