@@ -10,13 +10,16 @@
 //! The guest may change all of it at any time, and may lie: a part that cannot be read is left out.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use address::Gva;
 use arc_swap::ArcSwap;
-use events::{ParentTask, Task};
 use introspect::tasks::{CgroupLayout, ReadAt};
 use introspect::{PagingState, PhysMemory, TaskLayout, read_virt};
+
+use super::running_task::{ParentTask, RunningTask};
+use crate::reads::until_zero;
 
 /// The most cgroups whose paths are kept. A server has some hundred.
 const MAX_PATHS: usize = 1024;
@@ -25,7 +28,7 @@ const MAX_PATH_BYTES: usize = 1024;
 
 /// The paths of cgroups, by the numbers of their kernfs nodes. Every event looks a path up, without a lock; a new path replaces the map.
 #[derive(Debug, Default)]
-pub(crate) struct CgroupPaths(ArcSwap<HashMap<u64, Option<Arc<str>>>>);
+pub struct CgroupPaths(ArcSwap<HashMap<u64, Option<Arc<str>>>>);
 
 impl CgroupPaths {
     /// The path of the cgroup of the `css_set` at `set`.
@@ -53,16 +56,28 @@ impl CgroupPaths {
     }
 
     /// Forgets the paths: another kernel gives the numbers anew.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.0.store(Arc::default());
     }
 }
 
 /// A reader of the tasks of a kernel with the page tables `paging`.
-pub(crate) struct TaskReader<'r, M: ?Sized> {
-    pub(crate) layout: &'r TaskLayout,
-    pub(crate) memory: &'r M,
-    pub(crate) paging: &'r PagingState,
+pub struct TaskReader<'r, M: ?Sized> {
+    /// Where the members are.
+    pub layout: &'r TaskLayout,
+    /// Guest-physical memory.
+    pub memory: &'r M,
+    /// The kernel's page tables.
+    pub paging: &'r PagingState,
+}
+
+impl<M: ?Sized> fmt::Debug for TaskReader<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskReader")
+            .field("layout", &self.layout)
+            .field("paging", &self.paging)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<M: PhysMemory + ?Sized> TaskReader<'_, M> {
@@ -77,12 +92,12 @@ impl<M: PhysMemory + ?Sized> TaskReader<'_, M> {
     }
 
     /// The address of the `struct task_struct` whose pointer is at `current`.
-    pub(crate) fn current(&self, current: Gva) -> Option<Gva> {
+    pub fn current(&self, current: Gva) -> Option<Gva> {
         self.bytes(current).map(u64::from_le_bytes).map(Gva)
     }
 
     /// The numbers and the name of the task at `task`, by two reads.
-    pub(crate) fn named(&self, task: Gva) -> Option<Task> {
+    pub fn named(&self, task: Gva) -> Option<RunningTask> {
         let numbers = self.bytes(task.wrapping_add(self.layout.tid))?;
         let mut comm = vec![0; self.layout.comm_bytes];
         self.fill(task.wrapping_add(self.layout.comm), &mut comm)?;
@@ -90,7 +105,7 @@ impl<M: PhysMemory + ?Sized> TaskReader<'_, M> {
     }
 
     /// All that is known of the task at `task`.
-    pub(crate) fn detailed(&self, task: Gva, paths: &CgroupPaths) -> Option<Task> {
+    pub fn detailed(&self, task: Gva, paths: &CgroupPaths) -> Option<RunningTask> {
         let layout = self.layout;
         let mut bytes = vec![0; layout.len];
         if self.fill(task, &mut bytes).is_none() {
@@ -118,7 +133,7 @@ impl<M: PhysMemory + ?Sized> TaskReader<'_, M> {
             paths.of(&behind, pointer(slot.read(&bytes))?, &mut read)
         });
         let flags = layout.flags.and_then(|slot| slot.read(&bytes));
-        Some(Task {
+        Some(RunningTask {
             uid: uid.map(u32::from_le_bytes),
             kernel_thread: flags.map(TaskLayout::is_kernel_thread),
             parent,
@@ -128,20 +143,14 @@ impl<M: PhysMemory + ?Sized> TaskReader<'_, M> {
     }
 }
 
-fn named(numbers: [u8; 8], comm: &[u8]) -> Task {
+fn named(numbers: [u8; 8], comm: &[u8]) -> RunningTask {
     let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers;
-    Task {
+    RunningTask {
         tid: i32::from_le_bytes([t0, t1, t2, t3]),
         pid: i32::from_le_bytes([p0, p1, p2, p3]),
         comm: until_zero(comm),
-        ..Task::default()
+        ..RunningTask::default()
     }
-}
-
-/// The text before the first zero. Bytes that are not UTF-8 are replaced.
-pub(crate) fn until_zero(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
 #[cfg(test)]
@@ -241,7 +250,7 @@ mod tests {
     }
 
     /// The task, and the number of reads without page tables.
-    fn read(memory: &Counted, paths: &CgroupPaths) -> (Option<Task>, usize) {
+    fn read(memory: &Counted, paths: &CgroupPaths) -> (Option<RunningTask>, usize) {
         memory.reads.set(0);
         let reader = TaskReader {
             layout: &layout(),
@@ -253,8 +262,8 @@ mod tests {
         (task, memory.reads.get())
     }
 
-    fn expected() -> Task {
-        Task {
+    fn expected() -> RunningTask {
+        RunningTask {
             tid: 8,
             pid: 7,
             comm: "cat".to_owned(),
@@ -294,7 +303,7 @@ mod tests {
             read(&memory, &CgroupPaths::default()).0.expect("a task")
         };
         let whole = expected();
-        let expected = |change: fn(&mut Task)| {
+        let expected = |change: fn(&mut RunningTask)| {
             let mut task = whole.clone();
             change(&mut task);
             task
