@@ -28,9 +28,10 @@ mod socket;
 mod target;
 mod target_memory;
 
-pub use client::{Client, ClientError, DumpStream, Events, StacksOf};
+pub use client::{Client, ClientError, DumpStream, Events};
 pub use dumped::{DumpEndedError, dump_ended};
 pub use hub::{EventHub, Tee};
+pub use inspect::stacks::StacksOf;
 pub use server::{Incoming, Server, openapi};
 pub use socket::{ControlSocket, SocketError};
 pub use target::{Facts, Live, Registration, Target};

@@ -27,8 +27,6 @@ pub const PROBES_LISTED: usize = 10_000;
 /// Maximum number of symbols in one answer. The default is `SYMBOLS_SHOWN`.
 pub const SYMBOLS: usize = 10_000;
 pub(crate) const SYMBOLS_SHOWN: usize = 100;
-/// Maximum number of tasks whose stacks are in one answer.
-pub(crate) const STACKS: usize = 4096;
 /// Maximum length of a symbol pattern in characters.
 pub(crate) const PATTERN_CHARS: usize = 256;
 /// Maximum length of an expression and of a type's name in characters.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeStatus};
+use inspect::stacks::StackReader;
 use introspect::{Btf, SymbolTable};
 use manifest::ProbeConfig;
-use probes::{ArmError, At, Engine, NoStacks, ReadError, RegisterError, ResolveError, StackReader};
+use probes::{ArmError, At, Engine, NoStacks, ReadError, RegisterError, ResolveError};
 use text::Paused;
 use vmm::{Control, End, VcpuState};
 

@@ -16,16 +16,17 @@ use vmm::VcpuState;
 use crate::kernel_part::KernelPart;
 use crate::notes;
 
-const HEADER_BYTES: u64 = 64;
-const PROGRAM_HEADER_BYTES: u64 = 56;
+pub(crate) const HEADER_BYTES: u64 = 64;
+pub(crate) const PROGRAM_HEADER_BYTES: u64 = 56;
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-const ELF_CLASS_64_LITTLE_ENDIAN_V1: [u8; 16] = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
-const ET_CORE: u16 = 4;
-const EM_X86_64: u16 = 62;
+pub(crate) const ELF_CLASS_64_LITTLE_ENDIAN_V1: [u8; 16] =
+    *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
+pub(crate) const ET_CORE: u16 = 4;
+pub(crate) const EM_X86_64: u16 = 62;
 const EV_CURRENT: u32 = 1;
-const PT_LOAD: u32 = 1;
-const PT_NOTE: u32 = 4;
+pub(crate) const PT_LOAD: u32 = 1;
+pub(crate) const PT_NOTE: u32 = 4;
 const READ_WRITE_EXECUTE: u32 = 7;
 
 /// The parts of a paused guest that a core file describes.

@@ -8,7 +8,7 @@ use crate::vmcoreinfo::{self, Located};
 /// The direct map of kernels that do not choose its address: with page tables of four levels, and of five.
 const DIRECT_MAPS: [Gva; 2] = [Gva(0xffff_8880_0000_0000), Gva(0xff11_0000_0000_0000)];
 /// The address at which a kernel's image would be with `phys_base` 0, less its physical address: the kernel's `__START_KERNEL_map`.
-const START_KERNEL_MAP: Gva = Gva(0xffff_ffff_8000_0000);
+pub(crate) const START_KERNEL_MAP: Gva = Gva(0xffff_ffff_8000_0000);
 
 /// A contiguous mapping of the kernel's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

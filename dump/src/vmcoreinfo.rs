@@ -10,6 +10,8 @@ use thiserror::Error;
 /// The kernel has a page for the text.
 const MAX_BYTES: u64 = 64 << 10;
 const FIRST_KEY: &str = "OSRELEASE";
+/// The distance from the linked to the running address, in hexadecimal digits.
+const OFFSET_KEY: &str = "KERNELOFFSET";
 
 /// The reason why the kernel's text cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -71,8 +73,8 @@ pub(crate) fn completed(mut text: Vec<u8>, located: Located) -> Vec<u8> {
     if text.last().is_some_and(|last| *last != b'\n') {
         text.push(b'\n');
     }
-    if !has_key(&text, "KERNELOFFSET") {
-        text.extend(format!("KERNELOFFSET={:x}\n", located.slide).into_bytes());
+    if !has_key(&text, OFFSET_KEY) {
+        text.extend(format!("{OFFSET_KEY}={:x}\n", located.slide).into_bytes());
     }
     if let Some(phys_base) = located.phys_base
         && !has_key(&text, "NUMBER(phys_base)")
@@ -82,11 +84,38 @@ pub(crate) fn completed(mut text: Vec<u8>, located: Located) -> Vec<u8> {
     text
 }
 
+/// The distance from the linked to the running address by `text`.
+pub(crate) fn slide(text: &[u8]) -> Option<i64> {
+    let digits = std::str::from_utf8(value(text, OFFSET_KEY)?).ok()?;
+    Some(u64::from_str_radix(digits, 16).ok()?.cast_signed())
+}
+
 /// Whether a line of `text` begins with `key=`.
 fn has_key(text: &[u8], key: &str) -> bool {
+    value(text, key).is_some()
+}
+
+/// The rest of the line that begins with `key=`.
+fn value<'t>(text: &'t [u8], key: &str) -> Option<&'t [u8]> {
     let mut lines = text.split(|byte| *byte == b'\n');
-    lines.any(|line| {
-        let value = line.strip_prefix(key.as_bytes());
-        value.is_some_and(|value| value.starts_with(b"="))
-    })
+    lines.find_map(|line| line.strip_prefix(key.as_bytes())?.strip_prefix(b"="))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_slide_is_read_again() {
+        for slide in [0, 0x1460_0000, -(2 << 20)] {
+            let located = Located {
+                slide,
+                phys_base: None,
+            };
+            let text = completed(smallest(None), located);
+            assert_eq!(super::slide(&text), Some(slide));
+        }
+        assert_eq!(super::slide(b"XKERNELOFFSET=1\nKERNELOFFSET=x\n"), None);
+        assert_eq!(super::slide(b""), None);
+    }
 }

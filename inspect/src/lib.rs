@@ -15,6 +15,7 @@ mod log;
 mod modules;
 mod programs;
 mod reads;
+pub mod stacks;
 mod structs;
 mod tasks;
 pub mod types;
@@ -23,11 +24,8 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
-pub use programs::{
-    NoDirectMap, ProgramFiles, ProgramFrame, ProgramRegisters, ProgramStack, ProgramStackReader,
-    ProgramStacks, StackEnd,
-};
-pub use reads::ReadsError;
+pub use programs::ProgramFrame;
+pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;
-pub use tasks::{SwitchFrames, Task, TaskList, TaskListError, Thread};
+pub use tasks::{CgroupPaths, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskReader};
 pub use view::{KernelMemory, KernelView, NotReadable};

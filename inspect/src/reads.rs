@@ -101,7 +101,8 @@ impl<'v> Reads<'v> {
 }
 
 /// The text before the first zero. Bytes that are not UTF-8 are replaced.
-pub(crate) fn until_zero(bytes: &[u8]) -> String {
+#[must_use]
+pub fn until_zero(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }

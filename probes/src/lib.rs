@@ -21,8 +21,8 @@ mod session;
 
 pub use arguments::ArgumentSource;
 pub use engine::{
-    Abilities, ArmError, At, Engine, EngineAction, Inventory, NoStacks, NotStarted, Prepared,
-    ProgramPart, ReadError, RegisterError, Stack, StackReader, UnprobedExits, VcpuPosition,
+    Abilities, ArmError, At, Engine, EngineAction, Inventory, NoStacks, Prepared, ProgramPart,
+    ReadError, RegisterError, Stack, UnprobedExits, event_task, stopped_vcpu,
 };
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,

@@ -47,13 +47,13 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Watch the probes of a run that goes on, those that fire most first
     Top(TopArgs),
-    /// List the tasks of a run's guest, from the memory of its kernel
+    /// List the tasks of a run's guest or of a dump, from the memory of the kernel
     Ps(PsArgs),
-    /// Print kernel stacks of a run's guest: of its vCPUs, or of tasks, also sleeping ones
+    /// Print kernel stacks of a run's guest or of a dump: of vCPUs, or of tasks, also sleeping ones
     Bt(BtArgs),
-    /// List the modules of a run's guest, as `lsmod` in the guest does
+    /// List the modules of a run's guest or of a dump, as `lsmod` in the guest does
     Lsmod(ViewArgs),
-    /// Print the log of a run's guest, as `dmesg` in the guest does
+    /// Print the log of a run's guest or of a dump, as `dmesg` in the guest does
     Dmesg(ViewArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     Symbols(SymbolsArgs),
     /// Show a type of a kernel in C, with the offsets and sizes of its members
     Types(TypesArgs),
-    /// Evaluate an expression in C on the memory of a run that goes on
+    /// Evaluate an expression in C on the memory of a run that goes on or of a dump
     Print(PrintArgs),
     /// List and fetch stock guest kernels
     #[command(subcommand)]
@@ -128,6 +128,9 @@ pub(crate) struct TypesArgs {
     /// A stock kernel by name, fetched if need be
     #[arg(long, value_name = "NAME", group = "which")]
     pub(crate) image: Option<String>,
+    /// The kernel in a core file of `hyprobe dump FILE`
+    #[arg(long, value_name = "FILE", group = "which")]
+    pub(crate) dump: Option<PathBuf>,
     /// The kernel of a run that goes on: the socket of `hyprobe run --control SOCKET`
     #[arg(
         long,
@@ -178,6 +181,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn view_needs_a_socket_or_a_dump() {
+        let parse = |words: &[&str]| {
+            let words = ["hyprobe", "ps"].iter().chain(words);
+            Cli::try_parse_from(words).map_err(|error| error.kind())
+        };
+        for given in ["--socket", "--dump"] {
+            assert!(parse(&[given, "file"]).is_ok());
+        }
+        assert!(std::env::var_os("HYPROBE_SOCKET").is_some() || parse(&[]).is_err());
     }
 
     #[test]

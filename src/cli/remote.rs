@@ -17,6 +17,22 @@ pub(crate) struct SocketArgs {
     pub(crate) socket: PathBuf,
 }
 
+/// Whose kernel: a run's, or a dump's.
+#[derive(Debug, Args)]
+pub(crate) struct KernelArgs {
+    /// The socket of `hyprobe run --control SOCKET`
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        env = "HYPROBE_SOCKET",
+        required_unless_present = "dump"
+    )]
+    pub(crate) socket: Option<PathBuf>,
+    /// A core file of `hyprobe dump FILE`, in place of a run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dump: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProbeCommand {
     /// Add probes: all of them or none
@@ -129,7 +145,7 @@ pub(crate) struct TopArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PrintArgs {
     #[command(flatten)]
-    pub(crate) run: SocketArgs,
+    pub(crate) kernel: KernelArgs,
     /// What to show: 'init_task.comm', '*(struct file *)0xffff888003f2b000', 'per_cpu(runqueues, 0).nr_running'
     #[arg(value_name = "EXPR")]
     pub(crate) expression: String,
@@ -171,11 +187,11 @@ pub(crate) struct BtArgs {
     pub(crate) debug_info: Option<PathBuf>,
 }
 
-/// Which run's kernel to view, and in which form.
+/// Which kernel to view, and in which form.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArgs {
     #[command(flatten)]
-    pub(crate) run: SocketArgs,
+    pub(crate) kernel: KernelArgs,
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,

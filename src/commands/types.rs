@@ -1,17 +1,17 @@
 //! `hyprobe types`: shows a type of a kernel.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use control::api::{DeclaredType, ProblemKind};
 use control::{Client, ClientError};
 use inspect::types::{Declaration, DeclarationError};
-use introspect::BtfError;
+use introspect::{Btf, BtfError};
 use probes::{Kernel, KernelError};
 use thiserror::Error;
 
 use super::named_kernel::{NamedKernel, NamedKernelError};
-use super::remote::RemoteError;
+use super::remote::{DumpViewError, RemoteError, open_dump};
 use crate::cli::TypesArgs;
 use crate::exit::{Exit, Failure};
 use crate::report::{Progress, printable};
@@ -41,6 +41,9 @@ pub(crate) enum TypesError {
     /// The kernel does not have the type.
     #[error(transparent)]
     Unknown(#[from] DeclarationError),
+    /// The dump.
+    #[error(transparent)]
+    Dump(#[from] DumpViewError),
     /// The run.
     #[error(transparent)]
     Remote(#[from] RemoteError),
@@ -59,6 +62,7 @@ impl Failure for TypesError {
             {
                 Exit::ExpectationFailed
             }
+            Self::Dump(error) => error.exit(),
             Self::Remote(error) => error.exit(),
             Self::Contents { .. } | Self::NoTypes { .. } => Exit::Usage,
             Self::Unknown(DeclarationError::Name { .. }) => Exit::Usage,
@@ -70,6 +74,7 @@ impl Failure for TypesError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Unknown(DeclarationError::Unknown(error)) => error.help(),
+            Self::Dump(error) => error.help(),
             Self::Remote(error) => error.help(),
             _ => None,
         }
@@ -93,6 +98,10 @@ pub(crate) fn types(args: &TypesArgs) -> Result<Exit, TypesError> {
 
 fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
     let (file, image) = (args.kernel.as_deref(), args.image.as_deref());
+    if let Some(path) = &args.dump {
+        let kernel = open_dump(path)?;
+        return find(kernel.types(), &args.name, path);
+    }
     if let (None, None, Some(socket)) = (file, image, &args.socket) {
         let mut client = Client::new(socket).map_err(RemoteError::from)?;
         return Ok(client.declared(&args.name).map_err(RemoteError::from)?);
@@ -105,12 +114,21 @@ fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
         Ok(kernel) => kernel,
         Err(source) => return Err(TypesError::Contents { path, source }),
     };
-    match kernel.types() {
-        Ok(types) => Ok(Declaration::find(types, &args.name)?.into()),
-        Err(source) => {
-            let source = source.clone();
-            Err(TypesError::NoTypes { path, source })
-        }
+    find(kernel.types(), &args.name, &path)
+}
+
+/// The declaration of `name` among the types of the kernel in `path`.
+fn find(
+    types: Result<&Btf, &BtfError>,
+    name: &str,
+    path: &Path,
+) -> Result<DeclaredType, TypesError> {
+    match types {
+        Ok(types) => Ok(Declaration::find(types, name)?.into()),
+        Err(source) => Err(TypesError::NoTypes {
+            path: path.to_owned(),
+            source: source.clone(),
+        }),
     }
 }
 

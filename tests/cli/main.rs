@@ -2,6 +2,7 @@
 //! looking for a machine.
 
 mod bounds;
+mod dumps;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

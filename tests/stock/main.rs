@@ -12,6 +12,7 @@ mod cpus;
 mod detours;
 mod documented;
 mod dump;
+mod dumped;
 mod ends;
 mod judged;
 mod kaslr;

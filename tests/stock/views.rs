@@ -1,4 +1,4 @@
-//! `hyprobe ps`, `lsmod`, `dmesg` and `bt`, compared with what the guest itself says.
+//! `hyprobe ps`, `lsmod`, `dmesg` and `bt`, compared with what the guest itself says, and with the views of a dump.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use control::Client;
 use control::api::{ListedModule, ListedStack, ListedTask, LogRecord, MachineState};
 
 use crate::boot::{Boot, Running, Stock};
-use crate::sleeping;
+use crate::{dumped, sleeping};
 
 const SOCKET: &str = "x.sock";
 /// The text of a view of `/proc`: the lines between these words on the console.
@@ -344,6 +344,9 @@ fn check(image: &str) {
     client.command("pause").expect("paused");
     let log = views.command(&["dmesg"]);
     let records: Vec<LogRecord> = views.objects(&["dmesg", "--json"]);
+    dumped::compare(&views.socket);
+    // The server has closed the idle connection.
+    let mut client = views.client();
     client.command("resume").expect("resumed");
     let console = views.console();
     let in_guest = view(&console, "wrapped log");

@@ -8,10 +8,11 @@ use std::time::Duration;
 use address::{Gpa, Gva};
 use events::{Hex, ProbeId, ProbeState, ProbeStatus, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
+use inspect::stacks::StackReader;
 use introspect::orc::NoOrc;
 use introspect::{Btf, SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction, ProbeConfig};
-use probes::{ArmError, At, NoStacks, ReadError, ResolveError, ResolveProblem, StackReader};
+use probes::{ArmError, At, NoStacks, ReadError, ResolveError, ResolveProblem};
 use text::{GuestError, GuestMemory, Paused};
 use vmm::VcpuState;
 

@@ -35,6 +35,15 @@ pub struct Log {
     pub prints_times: bool,
 }
 
+impl From<inspect::Log> for Log {
+    fn from(log: inspect::Log) -> Self {
+        Self {
+            records: log.records.into_iter().map(Into::into).collect(),
+            prints_times: log.prints_times,
+        }
+    }
+}
+
 impl From<inspect::LogRecord> for LogRecord {
     fn from(record: inspect::LogRecord) -> Self {
         let (subsystem, device) = record.device.unzip();

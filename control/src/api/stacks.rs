@@ -1,6 +1,7 @@
 //! Stacks of a paused guest.
 
 use events::{ProgramFrame, StackFrame, Task};
+use probes::{Stack, event_task};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -42,4 +43,20 @@ pub struct Stacks {
     pub stacks: Vec<ListedStack>,
     /// Pause of the guest for the read.
     pub pause: Pause,
+}
+
+impl From<inspect::stacks::ListedStack> for ListedStack {
+    fn from(listed: inspect::stacks::ListedStack) -> Self {
+        let stack = Stack::new(listed.stack, listed.program);
+        Self {
+            vcpu: listed.vcpu,
+            task: listed.task.map(event_task),
+            state: listed.state,
+            user_mode: listed.user_mode,
+            stack: stack.frames,
+            stack_incomplete: stack.incomplete,
+            program_stack: stack.program.frames,
+            program_stack_incomplete: stack.program.incomplete,
+        }
+    }
 }

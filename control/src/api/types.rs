@@ -54,6 +54,17 @@ pub struct TypeMember {
     pub bits: Option<u8>,
 }
 
+impl From<inspect::expression::Printed> for Printed {
+    fn from(printed: inspect::expression::Printed) -> Self {
+        Self {
+            declared: printed.declared,
+            address: printed.address.map(Hex::from),
+            text: printed.text,
+            value: printed.value,
+        }
+    }
+}
+
 impl From<inspect::types::Declaration> for DeclaredType {
     fn from(declaration: inspect::types::Declaration) -> Self {
         let members = declaration.members.into_iter().map(|member| TypeMember {

@@ -14,6 +14,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
+use inspect::stacks::StacksOf;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -33,19 +34,6 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 const BACKLOG_LOOK: Duration = Duration::from_millis(5);
 /// Maximum length of an answer in bytes.
 const ANSWER_BYTES: usize = 64 << 20;
-
-/// What stacks are of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StacksOf {
-    /// All vCPUs.
-    Vcpus,
-    /// The vCPU with this number.
-    Vcpu(usize),
-    /// The thread with this number.
-    Task(i32),
-    /// All vCPUs and all threads.
-    All,
-}
 
 /// A connection to a run. The first request connects, and so does the next request after the server has closed the connection.
 #[derive(Debug)]

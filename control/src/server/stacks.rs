@@ -9,10 +9,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use errors::chain;
-use events::Task;
-use inspect::{SwitchFrames, TaskList};
-use introspect::orc::KernelStack;
-use probes::{ProgramPart, Stack, StackReader, VcpuPosition};
+use inspect::stacks::{StackList, StackListError, StackReader, StacksOf, UnnamedStack};
+use probes::stopped_vcpu;
 use serde::Deserialize;
 use text::Paused;
 use utoipa::IntoParams;
@@ -21,14 +19,10 @@ use vmm::VcpuState;
 use super::app::App;
 use super::body::{Asked, Told};
 use super::views::{cannot_view, prepared};
-use crate::api::{ListedStack, Problem, ProblemKind, Stacks};
-use crate::limits::STACKS;
+use crate::api::{Problem, ProblemKind, Stacks};
 use crate::operator::Bench;
 use crate::target::Target;
 use crate::target_memory::TargetMemory;
-
-/// The letters of tasks that have given their stacks back.
-const ENDED: [char; 2] = ['Z', 'X'];
 
 /// Query of stacks. Without a part, the vCPUs' stacks.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -47,15 +41,6 @@ pub(super) struct StacksQuery {
     all: bool,
 }
 
-/// The wanted stacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    Vcpus,
-    Vcpu(usize),
-    Task(i32),
-    All,
-}
-
 /// Unwinds the stacks of the vCPUs, of one vCPU, of one thread, or of all.
 #[utoipa::path(get, path = "/stacks", tag = "look", params(StacksQuery),
     responses((status = 200, description = "The stacks", body = Stacks),
@@ -67,190 +52,59 @@ pub(super) async fn stacks(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<StacksQuery>,
 ) -> Result<Told<Stacks>, Problem> {
-    let wanted = match (asked.vcpu, asked.tid, asked.all) {
-        (None, None, false) => Wanted::Vcpus,
-        (Some(vcpu), None, false) => Wanted::Vcpu(vcpu),
-        (None, Some(tid), false) => Wanted::Task(tid),
-        (None, None, true) => Wanted::All,
+    let of = match (asked.vcpu, asked.tid, asked.all) {
+        (None, None, false) => StacksOf::Vcpus,
+        (Some(vcpu), None, false) => StacksOf::Vcpu(vcpu),
+        (None, Some(tid), false) => StacksOf::Task(tid),
+        (None, None, true) => StacksOf::All,
         _ => {
             let detail = "`vcpu`, `tid` and `all` exclude each other";
             return Err(ProblemKind::Contradictory.with(detail));
         }
     };
-    let read = move |bench: &mut Bench<'_>| read(bench, wanted);
+    let read = move |bench: &mut Bench<'_>| read(bench, of);
     Ok(Told(app.operator.run(read).await??))
 }
 
-/// A stack without names.
-struct Unnamed {
-    vcpu: Option<usize>,
-    task: Option<Task>,
-    state: Option<char>,
-    user_mode: bool,
-    stack: Result<KernelStack, String>,
-    program: ProgramPart,
-}
-
-fn read(bench: &mut Bench<'_>, wanted: Wanted) -> Result<Stacks, Problem> {
+fn read(bench: &mut Bench<'_>, of: StacksOf) -> Result<Stacks, Problem> {
     let target = bench.target();
-    let tasks = match wanted {
-        Wanted::Vcpus | Wanted::Vcpu(_) => None,
-        Wanted::Task(_) | Wanted::All => Some(Sleepers {
-            list: prepared(target, TaskList::new)?,
-            frames: prepared(target, SwitchFrames::new)?,
-        }),
-    };
+    let list = prepared(target, |view| StackList::new(view, of))?;
     // The tables of the kernel are read now, and not in the pause.
     let early = target.stack_reader(&VcpuState::default());
     early.map_err(|error| ProblemKind::CannotRead.with(chain(&error)))?;
-    let (found, pause) = bench.paused(|target, paused| unwind(target, paused, wanted, tasks));
+    let (found, pause) = bench.paused(|target, paused| unwind(target, paused, &list));
     let (found, reader) = found?;
-    let named = found.into_iter().map(|found| found.named(&reader));
+    let named = found.into_iter().map(|found| found.named(&reader).into());
     Ok(Stacks {
         stacks: named.collect(),
         pause,
     })
 }
 
-/// Unwinds the wanted stacks while no vCPU runs.
+/// Unwinds the stacks of `list` while no vCPU runs.
 fn unwind<'t>(
     target: &'t dyn Target,
     paused: &dyn Paused,
-    wanted: Wanted,
-    sleepers: Option<Sleepers>,
-) -> Result<(Vec<Unnamed>, StackReader<'t>), Problem> {
+    list: &StackList,
+) -> Result<(Vec<UnnamedStack>, StackReader<'t>), Problem> {
     let vcpus = paused.vcpu_states();
     let vcpus = vcpus.map_err(|error| ProblemKind::KvmRefused.with(chain(&error)))?;
     let first = vcpus.first().copied().unwrap_or_default();
     let reader = target.stack_reader(&first);
     let reader = reader.map_err(|error| ProblemKind::CannotRead.with(chain(&error)))?;
-    let mut found: Vec<Unnamed> = (0..)
-        .zip(&vcpus)
-        .map(|(number, vcpu)| {
-            let position = reader.of_vcpu(vcpu);
-            let user_mode = position == VcpuPosition::UserMode;
-            let task = reader.task_of(vcpu);
-            let is_wanted = match wanted {
-                Wanted::Vcpus | Wanted::All => true,
-                Wanted::Vcpu(vcpu) => vcpu == number,
-                Wanted::Task(tid) => task.as_ref().is_some_and(|task| task.tid == tid),
-            };
-            let program = || reader.program_of_vcpu(vcpu, &position);
-            Unnamed {
-                vcpu: Some(number),
-                task,
-                state: None,
-                user_mode,
-                program: is_wanted.then(program).unwrap_or_default(),
-                stack: position.into_stack().map_err(|why| why.to_string()),
-            }
-        })
-        .collect();
-    if let Some(sleepers) = sleepers {
-        found.extend(sleepers.stacks(target, &reader, &found, wanted)?);
-    }
-    found.retain(|found| match wanted {
-        Wanted::Vcpus | Wanted::All => true,
-        Wanted::Vcpu(vcpu) => found.vcpu == Some(vcpu),
-        Wanted::Task(tid) => found.task.as_ref().is_some_and(|task| task.tid == tid),
-    });
-    match wanted {
-        Wanted::Vcpu(vcpu) if found.is_empty() => {
-            let detail = format!(
-                "the machine has {} vCPUs, and no number {vcpu}",
-                vcpus.len()
-            );
-            Err(ProblemKind::NoSuchTask.with(detail))
-        }
-        Wanted::Task(tid) if found.is_empty() => {
-            let problem = ProblemKind::NoSuchTask.with(format!("the guest has no task {tid}"));
-            Err(problem.help(Some("`hyprobe ps --threads` lists the tasks".to_owned())))
-        }
-        _ => Ok((found, reader)),
-    }
+    let vcpus: Vec<_> = vcpus.iter().map(stopped_vcpu).collect();
+    let found = list.unwind(&TargetMemory(target).kernel(), &reader, &vcpus);
+    let found = found.map_err(|error| cannot_list(target, &error))?;
+    Ok((found, reader))
 }
 
-/// The tasks that are on no vCPU.
-struct Sleepers {
-    list: TaskList,
-    frames: SwitchFrames,
-}
-
-impl Sleepers {
-    /// The stacks of the wanted tasks but those `on_vcpus`.
-    fn stacks(
-        &self,
-        target: &dyn Target,
-        reader: &StackReader<'_>,
-        on_vcpus: &[Unnamed],
-        wanted: Wanted,
-    ) -> Result<Vec<Unnamed>, Problem> {
-        let memory = TargetMemory(target);
-        let view = memory.kernel();
-        let tasks = self.list.threads(&view);
-        let mut tasks = tasks.map_err(|error| cannot_view(target, &error))?;
-        if let Wanted::Task(tid) = wanted {
-            tasks.retain(|task| task.tid == tid);
-        } else if tasks.len() > STACKS {
-            let detail = format!(
-                "the guest has {} threads, more than the {STACKS} whose stacks fit an answer: ask for one with `tid`",
-                tasks.len()
-            );
-            return Err(ProblemKind::CannotRead.with(detail));
+fn cannot_list(target: &dyn Target, error: &StackListError) -> Problem {
+    let problem = match error {
+        StackListError::Tasks(error) => cannot_view(target, error),
+        StackListError::NoVcpu { .. } | StackListError::NoTask { .. } => {
+            ProblemKind::NoSuchTask.with(error.to_string())
         }
-        let running: Vec<i32> = on_vcpus
-            .iter()
-            .filter_map(|vcpu| vcpu.task.as_ref())
-            .map(|task| task.tid)
-            .collect();
-        let sleeping = tasks.iter().filter(|task| !running.contains(&task.tid));
-        let stack = |task: &inspect::Thread| {
-            if ENDED.contains(&task.state) {
-                return Ok(KernelStack::default());
-            }
-            match self.frames.of(&view, task.at) {
-                Ok(Some(frame)) => Ok(reader.of_switched_out(frame)),
-                Ok(None) => Err("a vCPU runs the task, or changes to it".to_owned()),
-                Err(error) => Err(error.to_string()),
-            }
-        };
-        Ok(sleeping
-            .map(|task| {
-                let stack = stack(task);
-                let program = stack.as_ref().ok();
-                let program = program.map(|stack| reader.program_behind(stack, Some(task.at)));
-                Unnamed {
-                    vcpu: None,
-                    task: Some(Task {
-                        tid: task.tid,
-                        pid: task.pid,
-                        comm: task.comm.clone(),
-                        ..Task::default()
-                    }),
-                    state: Some(task.state),
-                    user_mode: false,
-                    program: program.unwrap_or_default(),
-                    stack,
-                }
-            })
-            .collect())
-    }
-}
-
-impl Unnamed {
-    fn named(self, reader: &StackReader<'_>) -> ListedStack {
-        let named = self
-            .stack
-            .map_or_else(Stack::without_frames, |stack| reader.named(&stack));
-        ListedStack {
-            vcpu: self.vcpu,
-            task: self.task,
-            state: self.state,
-            user_mode: self.user_mode,
-            stack: named.frames,
-            stack_incomplete: named.incomplete,
-            program_stack: self.program.frames,
-            program_stack_incomplete: self.program.incomplete,
-        }
-    }
+        StackListError::TooMany { .. } => ProblemKind::CannotRead.with(error.to_string()),
+    };
+    problem.help(error.help())
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use inspect::expression::{EvaluateError, Expression, ParseError, Place, TypeName};
+use inspect::expression::{self, EvaluateError, PrintError};
 use inspect::types::{Declaration, DeclarationError};
-use inspect::value::Limits;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -49,33 +48,21 @@ pub(super) async fn print(
         return Err(ProblemKind::Malformed.with("`depth` is a number from 1 to 16"));
     }
     check_length("expr", &asked.expr)?;
-    let defaults = Limits::default();
-    let limits = Limits {
-        depth: depth.unwrap_or(defaults.depth),
-        ..defaults
-    };
+    if let Some(declared) = &asked.declared {
+        check_length("type", declared)?;
+    }
     let memory = TargetMemory(&*app.target);
-    let kernel = memory.kernel();
-    let expression = Expression::parse(&asked.expr).map_err(|error| not_an_expression(&error))?;
-    let object = match &asked.declared {
-        None => expression.evaluate(&kernel),
-        Some(declared) => {
-            check_length("type", declared)?;
-            let declared = TypeName::parse(declared).map_err(|error| not_an_expression(&error))?;
-            expression.evaluate_as(&kernel, &declared)
-        }
-    };
-    let object = object.map_err(|error| cannot_evaluate(&error))?;
-    let value = object.value(limits);
-    Ok(Told(Printed {
-        declared: object.declared(),
-        address: match object.place() {
-            Place::Memory(at) | Place::Bits(at, _) => Some(at.into()),
-            Place::Word(_) => None,
-        },
-        text: value.to_string(),
-        value: value.to_json(),
-    }))
+    let printed = expression::Printed::evaluate(
+        &memory.kernel(),
+        &asked.expr,
+        asked.declared.as_deref(),
+        depth,
+    );
+    let printed = printed.map_err(|error| match error {
+        PrintError::Parse(error) => ProblemKind::NotAnExpression.with(error.to_string()),
+        PrintError::Evaluate(error) => cannot_evaluate(&error),
+    })?;
+    Ok(Told(printed.into()))
 }
 
 /// Query of a type: a name.
@@ -115,10 +102,6 @@ fn check_length(key: &str, text: &str) -> Result<(), Problem> {
         return Err(ProblemKind::Malformed.with(detail));
     }
     Ok(())
-}
-
-fn not_an_expression(error: &ParseError) -> Problem {
-    ProblemKind::NotAnExpression.with(error.to_string())
 }
 
 fn cannot_evaluate(error: &EvaluateError) -> Problem {

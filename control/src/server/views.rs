@@ -73,10 +73,7 @@ pub(super) async fn modules(State(app): State<Arc<App>>) -> Result<Told<Modules>
 pub(super) async fn log(State(app): State<Arc<App>>) -> Result<Told<Log>, Problem> {
     let read = |bench: &mut Bench<'_>| prepared(bench.target(), inspect::Log::read);
     let log = app.operator.run(read).await??;
-    Ok(Told(Log {
-        records: log.records.into_iter().map(Into::into).collect(),
-        prints_times: log.prints_times,
-    }))
+    Ok(Told(log.into()))
 }
 
 /// Looks at the kernel while the guest runs.

@@ -8,6 +8,7 @@ mod cast;
 mod error;
 mod evaluate;
 mod parse;
+mod print;
 mod token;
 mod tree;
 mod type_name;
@@ -18,4 +19,5 @@ mod tests;
 
 pub use error::{EvaluateError, ParseError, Span};
 pub use evaluate::{Object, Place};
+pub use print::{PrintError, Printed};
 pub use tree::{Expression, TypeName};

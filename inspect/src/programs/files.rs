@@ -28,7 +28,7 @@ pub(super) struct FileKey {
 
 /// Files read so far.
 #[derive(Debug, Default)]
-pub struct ProgramFiles(Mutex<HashMap<FileKey, Arc<LoadedFile>>>);
+pub(crate) struct ProgramFiles(Mutex<HashMap<FileKey, Arc<LoadedFile>>>);
 
 impl FileKey {
     /// The file with the `address_space` at `pages`.

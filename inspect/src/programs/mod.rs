@@ -24,8 +24,7 @@ mod unwind;
 
 pub(crate) use address_space::SpaceLayout;
 pub(crate) use direct_map::DirectMap;
-pub use files::ProgramFiles;
-pub use registers::ProgramRegisters;
-pub use stack::{
-    NoDirectMap, ProgramFrame, ProgramStack, ProgramStackReader, ProgramStacks, StackEnd,
-};
+pub(crate) use files::ProgramFiles;
+pub(crate) use registers::ProgramRegisters;
+pub use stack::ProgramFrame;
+pub(crate) use stack::{ProgramStack, ProgramStackReader, ProgramStacks};

@@ -11,7 +11,7 @@ const LONG_MODE: u64 = 0x33;
 
 /// A program's registers in the numbering of DWARF (`x86-64 psABI`, figure 3.36); `None` for one that is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProgramRegisters {
+pub(crate) struct ProgramRegisters {
     pub(super) values: [Option<u64>; 17],
     /// Whether the code is that of a 64-bit program.
     pub(super) is_long: bool,
@@ -20,7 +20,7 @@ pub struct ProgramRegisters {
 impl ProgramRegisters {
     /// The registers of a vCPU in user mode, by their number in DWARF: rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15, rip.
     #[must_use]
-    pub fn of_vcpu(values: [u64; 17], is_long: bool) -> Self {
+    pub(crate) fn of_vcpu(values: [u64; 17], is_long: bool) -> Self {
         let values = values.map(Some);
         Self { values, is_long }
     }

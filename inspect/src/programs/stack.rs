@@ -103,11 +103,11 @@ pub enum StackEnd {
 /// The kernel's map of physical memory is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the kernel's map of physical memory cannot be found")]
-pub struct NoDirectMap;
+pub(crate) struct NoDirectMap;
 
 /// What the kernel's types say about programs. Made while the kernel runs.
 #[derive(Debug)]
-pub struct ProgramStacks {
+pub(crate) struct ProgramStacks {
     /// `task_struct.mm` and `task_struct.stack`.
     memory: Slot,
     stack: Slot,
@@ -121,7 +121,7 @@ pub struct ProgramStacks {
 
 /// A reader of programs' stacks. The machine is paused, or the program is that of a stopped vCPU: its other threads may run, and what they
 /// unmap meanwhile may be missing or wrong.
-pub struct ProgramStackReader<'v> {
+pub(crate) struct ProgramStackReader<'v> {
     layout: &'v ProgramStacks,
     reads: Reads<'v>,
     map: DirectMap,
@@ -146,7 +146,7 @@ impl ProgramStacks {
     /// # Errors
     ///
     /// If the types do not describe programs.
-    pub fn new(types: &Btf) -> Result<Self, NoType> {
+    pub(crate) fn new(types: &Btf) -> Result<Self, NoType> {
         let task = StructType::named(types, "task_struct")?;
         Ok(Self {
             memory: task.slot("mm")?,
@@ -165,7 +165,7 @@ impl ProgramStacks {
     /// # Errors
     ///
     /// If the kernel's map of physical memory cannot be found.
-    pub fn reader<'v>(
+    pub(crate) fn reader<'v>(
         &'v self,
         view: &'v KernelView<'v>,
         files: &'v ProgramFiles,
@@ -188,7 +188,7 @@ impl ProgramStacks {
 impl ProgramStackReader<'_> {
     /// The stack of the program of the task with the `task_struct` at `task`, from `registers` on.
     #[must_use]
-    pub fn stack(&self, task: Gva, registers: &ProgramRegisters) -> ProgramStack {
+    pub(crate) fn stack(&self, task: Gva, registers: &ProgramRegisters) -> ProgramStack {
         let mut stack = ProgramStack::default();
         let unwound = match self.program(task) {
             _ if !registers.is_long => Err(StackEnd::NotLong),
@@ -206,7 +206,7 @@ impl ProgramStackReader<'_> {
 
     /// The stack of the program of the task with the `task_struct` at `task`, from the registers that the kernel has `saved` on.
     #[must_use]
-    pub fn stack_behind(&self, task: Gva, saved: SavedRegisters) -> ProgramStack {
+    pub(crate) fn stack_behind(&self, task: Gva, saved: SavedRegisters) -> ProgramStack {
         let ended = |end| ProgramStack {
             incomplete: Some(end),
             ..ProgramStack::default()
@@ -238,7 +238,7 @@ impl ProgramStackReader<'_> {
 
     /// What the reader may still read, bytes.
     #[must_use]
-    pub fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.reads.left()
     }
 

@@ -16,7 +16,7 @@ const FRAME: &str = "inactive_task_frame";
 
 /// A reader of [`SwitchFrame`]s.
 #[derive(Debug)]
-pub struct SwitchFrames {
+pub(crate) struct SwitchFrames {
     /// `thread.sp`.
     sp: Slot,
     /// Absent in kernels that are built for one processor.
@@ -32,7 +32,7 @@ impl SwitchFrames {
     /// # Errors
     ///
     /// If the types do not describe what is saved.
-    pub fn new(view: &KernelView<'_>) -> Result<Self, TaskListError> {
+    pub(crate) fn new(view: &KernelView<'_>) -> Result<Self, TaskListError> {
         let types = view.types().ok_or(TaskListError::NoTypes)?;
         Ok(Self::of_types(types)?)
     }
@@ -54,7 +54,11 @@ impl SwitchFrames {
     /// # Errors
     ///
     /// If the task or its stack cannot be read.
-    pub fn of(&self, view: &KernelView<'_>, task: Gva) -> Result<Option<SwitchFrame>, NotReadable> {
+    pub(crate) fn of(
+        &self,
+        view: &KernelView<'_>,
+        task: Gva,
+    ) -> Result<Option<SwitchFrame>, NotReadable> {
         let number = |slot: Slot, base: Gva| {
             let mut bytes = [0; 8];
             let len = slot.size().min(bytes.len());

@@ -23,7 +23,7 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 
 /// A thread, as far as the list itself tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub(crate) struct Thread {
     /// The address of the `task_struct`.
     pub at: Gva,
     /// The thread's number (`pid` in the kernel).
@@ -126,7 +126,7 @@ impl TaskList {
     /// # Errors
     ///
     /// If a list is broken.
-    pub fn threads(&self, view: &KernelView<'_>) -> Result<Vec<Thread>, TaskListError> {
+    pub(crate) fn threads(&self, view: &KernelView<'_>) -> Result<Vec<Thread>, TaskListError> {
         let mut threads = Vec::new();
         self.each(view, true, &mut |_, at, bytes| {
             threads.push(self.layout.thread(at, bytes));

@@ -4,9 +4,6 @@
 //! the array ends where its list for sysfs ends. Both end where an entry does not lie in the module.
 
 use address::Gva;
-use object::LittleEndian;
-use object::elf::{ELF_NOTE_GNU, FileHeader64, NT_GNU_BUILD_ID};
-use object::read::elf::NoteIterator;
 
 use super::{Module, view::View};
 use crate::BuildId;
@@ -68,24 +65,12 @@ impl NotesLayout {
                 continue;
             };
             let section = view.bytes("a module's note", address, len).ok()?;
-            if let Some(id) = build_id_in(&section) {
+            if let Some(id) = BuildId::of_notes(&section) {
                 return Some(id);
             }
         }
         None
     }
-}
-
-/// The build-id in a section with notes.
-fn build_id_in(section: &[u8]) -> Option<BuildId> {
-    let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 4, section);
-    let mut notes = notes.ok()?;
-    while let Some(note) = notes.next().ok()? {
-        if note.name() == ELF_NOTE_GNU && note.n_type(LittleEndian) == NT_GNU_BUILD_ID {
-            return BuildId::new(note.desc());
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -132,7 +117,7 @@ mod tests {
         cut.truncate(own.len() - 5);
         let huge = note(b"GNU\0", 3, &[0xab; 65]);
         for section in [&cut[..], &huge, &[0xff; 64], &[]] {
-            assert_eq!(build_id_in(section), None, "{section:x?}");
+            assert_eq!(BuildId::of_notes(section), None, "{section:x?}");
         }
         let mut guest = Guest::new(FORMS[0]);
         let module = guest.module(LIVE);

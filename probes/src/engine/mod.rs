@@ -16,13 +16,13 @@ mod abilities;
 mod arm;
 mod crashes;
 pub(crate) mod engine_action;
+mod event_task;
 mod handover;
 mod hit_arguments;
 mod hits;
 mod interest;
 mod inventory;
 mod kernel_events;
-mod module_code;
 mod module_sites;
 mod module_tracepoints;
 mod module_types;
@@ -38,7 +38,6 @@ mod returns;
 mod running;
 mod stack_reader;
 mod stacks;
-mod task_reader;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -101,10 +100,11 @@ pub struct Engine {
 pub use abilities::Abilities;
 pub use arm::error::ArmError;
 pub use engine_action::EngineAction;
+pub use event_task::event_task;
 pub use inventory::{At, Inventory, ReadError};
 pub use program_stacks::ProgramPart;
 pub use register::{Prepared, RegisterError};
-pub use stack_reader::{NoStacks, NotStarted, StackReader, VcpuPosition};
+pub use stack_reader::{NoStacks, stopped_vcpu};
 pub use stacks::Stack;
 pub use unprobed_exits::UnprobedExits;
 

@@ -8,20 +8,17 @@ use std::sync::Arc;
 use address::Gva;
 use detour::{NAME_BYTES, RecordedTask, TaskFields, UserFields};
 use events::Task;
+use inspect::{CgroupPaths, RunningTask, TaskReader, until_zero};
 use introspect::btf::Slot;
 use introspect::{PagingState, TaskLayout};
 use text::{GuestError, GuestMemory, SystemState, Vcpu};
-use vmm::VcpuState;
 
+use crate::engine::event_task::event_task;
 use crate::engine::running::Running;
 use crate::engine::running::located::Reached;
-use crate::engine::task_reader::{CgroupPaths, TaskReader, until_zero};
 
 /// The beginning of the name of the boot processor's first task.
 const FIRST_TASK: &str = "swapper";
-
-/// The kernel's list of per-CPU areas, as distances from the first.
-const AREAS: &str = "__per_cpu_offset";
 
 /// Reads tasks in guest memory.
 #[derive(Debug)]
@@ -46,13 +43,14 @@ impl Tasks {
         }
         let state = vcpu.system_state()?;
         let gs = self.kernel_gs(&state, ip);
-        Ok(gs.and_then(|gs| self.read(&state.paging, gs, Depth::Name)))
+        let task = gs.and_then(|gs| self.read(&state.paging, gs, Depth::Name));
+        Ok(task.map(event_task))
     }
 
     /// The task of a vCPU in `state`, at the instruction `ip`.
     pub(crate) fn at(&self, state: &SystemState, ip: Gva) -> Option<Task> {
         let gs = self.kernel_gs(state, ip)?;
-        self.read(&state.paging, gs, Depth::Details)
+        self.read(&state.paging, gs, Depth::Details).map(event_task)
     }
 
     /// The `task_struct` of the task of a vCPU in `state`, at the instruction `ip`.
@@ -90,7 +88,7 @@ impl Tasks {
     }
 
     /// The task of a processor with the per-CPU area at `gs`.
-    fn read(&self, paging: &PagingState, gs: u64, depth: Depth) -> Option<Task> {
+    fn read(&self, paging: &PagingState, gs: u64, depth: Depth) -> Option<RunningTask> {
         let layout = self.running.kernel.tasks()?;
         let reader = self.reader(&layout, paging);
         let task = reader.current(layout.current(gs, self.running.slide().unwrap_or(0)))?;
@@ -100,34 +98,10 @@ impl Tasks {
         }
     }
 
-    /// The task of a stopped vCPU.
-    pub(crate) fn of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Task> {
-        self.read(paging, self.area_of_stopped(vcpu, paging)?, Depth::Details)
-    }
-
-    /// The `task_struct` of the task of a stopped vCPU.
-    pub(crate) fn address_of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<Gva> {
-        self.address(paging, self.area_of_stopped(vcpu, paging)?)
-    }
-
-    /// The per-CPU area of a stopped vCPU. The kernel's `gs` is in one of two registers: in user mode and in entry code it is put aside. A program can
-    /// set its own to any value, so in the kernel its list of per-CPU areas decides. In the first
-    /// instructions of entry code, a program that has set its own to another processor's area gets that processor's task.
-    fn area_of_stopped(&self, vcpu: &VcpuState, paging: &PagingState) -> Option<u64> {
-        let slide = self.running.slide()?.cast_unsigned();
-        let symbols = self.running.kernel.symbols();
-        let areas = symbols.address_of(AREAS)?.wrapping_add(slide);
-        let is_area = |gs: u64| {
-            let number = 0..u64::from(vmm::boot::MAX_VCPUS);
-            let mut areas = number.map_while(|cpu| {
-                self.running
-                    .word(paging, areas.wrapping_add(cpu * size_of::<u64>() as u64))
-            });
-            gs != 0 && areas.any(|area| area == gs)
-        };
-        let of_kernel = (!is_in_user_mode(vcpu)).then_some(vcpu.sregs.gs.base);
-        let mut bases = of_kernel.into_iter().chain([vcpu.kernel_gs_base]);
-        bases.find(|gs| is_area(*gs))
+    /// All that is known of the task with the `task_struct` at `task`.
+    pub(crate) fn detailed(&self, paging: &PagingState, task: Gva) -> Option<RunningTask> {
+        let layout = self.running.kernel.tasks()?;
+        self.reader(&layout, paging).detailed(task, &self.paths)
     }
 
     /// Looks for the kernel's first task on the vCPU. Until it is found, records hold no task.
@@ -136,9 +110,9 @@ impl Tasks {
     ///
     /// If KVM refuses the request for the vCPU's state.
     pub(crate) fn look_for_first(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let is_first = |task: &Task| task.comm.starts_with(FIRST_TASK) && task.tid == 0;
+        let is_first = |task: &RunningTask| task.comm.starts_with(FIRST_TASK) && task.tid == 0;
         // The first task is a thread of the kernel, which acts as root.
-        let is_root = |task: &Task| task.uid == Some(0) && task.kernel_thread == Some(true);
+        let is_root = |task: &RunningTask| task.uid == Some(0) && task.kernel_thread == Some(true);
         let state = vcpu.system_state()?;
         self.paths.forget();
         let gs = state.system.segments.gs.base;
@@ -180,11 +154,6 @@ fn user_fields(layout: &TaskLayout) -> Option<UserFields> {
         cred: offset(user.cred)?,
         uid: offset(user.uid)?,
     })
-}
-
-/// Whether the vCPU runs a program.
-pub(crate) const fn is_in_user_mode(vcpu: &VcpuState) -> bool {
-    vcpu.sregs.ss.dpl == 3
 }
 
 /// The task of a record.

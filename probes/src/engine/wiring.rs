@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use detour::Detour;
 use events::EventSink;
-use inspect::ProgramFiles;
+use inspect::CgroupPaths;
+use inspect::stacks::{KnownPrograms, NamedModules};
 use text::{GuestMemory, Planter};
 
 use crate::engine::Engine;
@@ -32,7 +33,6 @@ use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
-use crate::engine::program_stacks::ProgramUnwinder;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -43,7 +43,6 @@ use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
-use crate::engine::task_reader::CgroupPaths;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::write::Writes;
@@ -86,12 +85,9 @@ impl Engine {
         let stacks = Arc::new(Stacks {
             running: Arc::clone(&running),
             detour: Arc::clone(&detour),
-            named: Mutex::default(),
-            programs: ProgramUnwinder {
-                running: Arc::clone(&running),
-                layout: OnceLock::new(),
-                files: ProgramFiles::default(),
-            },
+            tasks: Arc::clone(&tasks),
+            named: NamedModules::default(),
+            programs: KnownPrograms::default(),
         });
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),

@@ -3,10 +3,10 @@
 use control::StacksOf;
 use control::api::ListedStack;
 
-use super::connect::connect;
 use super::debug_file::{frame_lines, tell_notes};
 use super::error::RemoteError;
 use super::objects::print;
+use super::viewed::Viewed;
 use crate::cli::BtArgs;
 use crate::exit::Exit;
 use crate::report::StackText;
@@ -19,9 +19,9 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         (_, _, true) => StacksOf::All,
         _ => StacksOf::Vcpus,
     };
-    let mut client = connect(&args.view.run)?;
-    let mut lines = frame_lines(args.debug_info.as_deref(), &mut client)?;
-    let mut stacks = client.stacks(of)?.stacks;
+    let mut kernel = Viewed::open(&args.view.kernel)?;
+    let mut lines = frame_lines(args.debug_info.as_deref(), || kernel.identity())?;
+    let mut stacks = kernel.stacks(of)?;
     if let Some(lines) = &mut lines {
         stacks
             .iter_mut()

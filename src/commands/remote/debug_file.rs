@@ -22,15 +22,15 @@ pub(super) fn identity(
     Ok((kernel, machine.slide))
 }
 
-/// The lines of frames by the debug file `given`, if any.
+/// The lines of frames by the debug file `given`, if any. `identity` is called for the kernel only with a file.
 pub(super) fn frame_lines(
     given: Option<&Path>,
-    client: &mut Client,
+    identity: impl FnOnce() -> Result<KernelIdentity<'static>, RemoteError>,
 ) -> Result<Option<FrameLines>, RemoteError> {
     let Some(path) = given else {
         return Ok(None);
     };
-    let (kernel, _) = identity(client)?;
+    let kernel = identity()?;
     let info = source_lines::open(Some(path), &kernel, "", MayFetch::No);
     let info = info.map_err(SourceLinesError::from)?;
     // The build-ids are equal, so the symbols are the kernel's.

@@ -3,16 +3,16 @@
 use control::api::{Log, LogRecord};
 use inspect::LogText;
 
-use super::connect::connect;
 use super::error::RemoteError;
 use super::objects::print;
+use super::viewed::Viewed;
 use crate::cli::ViewArgs;
 use crate::exit::Exit;
 use crate::report::printable_line;
 
-/// Prints the log of the guest's kernel.
+/// Prints the log of a kernel.
 pub(crate) fn dmesg(args: &ViewArgs) -> Result<Exit, RemoteError> {
-    let log = connect(&args.run)?.log()?;
+    let log = Viewed::open(&args.kernel)?.log()?;
     print(&log.records, args.json, || text(&log))?;
     Ok(Exit::Done)
 }

@@ -8,6 +8,7 @@ use dump::sparse::ReceiveError;
 use files::CreateError;
 use thiserror::Error;
 
+use super::dump_error::DumpViewError;
 use super::places::PlacesError;
 use crate::exit::{Exit, Failure};
 use crate::source_lines::SourceLinesError;
@@ -18,6 +19,9 @@ pub(crate) enum RemoteError {
     /// The run.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A dump.
+    #[error(transparent)]
+    Viewed(#[from] DumpViewError),
     /// Source lines and inlined copies.
     #[error(transparent)]
     SourceLines(#[from] SourceLinesError),
@@ -56,6 +60,7 @@ impl Failure for RemoteError {
             Self::Client(ClientError::Connect { .. }) | Self::NoTerminal | Self::Create { .. } => {
                 Exit::Usage
             }
+            Self::Viewed(error) => error.exit(),
             Self::SourceLines(error) => error.exit(),
             Self::Places(error) => error.exit(),
             Self::Client(_) | Self::Write(_) | Self::Dump { .. } => Exit::HostCannot,
@@ -65,6 +70,7 @@ impl Failure for RemoteError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Client(error) => error.help(),
+            Self::Viewed(error) => error.help(),
             Self::SourceLines(error) => error.help(),
             Self::Places(error) => error.help(),
             Self::NoTerminal => Some("`hyprobe probe list` writes to anything".to_owned()),

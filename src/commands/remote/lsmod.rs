@@ -2,16 +2,16 @@
 
 use control::api::ListedModule;
 
-use super::connect::connect;
 use super::error::RemoteError;
 use super::objects::print;
+use super::viewed::Viewed;
 use crate::cli::ViewArgs;
 use crate::exit::Exit;
 use crate::report::printable;
 
-/// Prints the modules of the guest's kernel.
+/// Prints the modules of a kernel.
 pub(crate) fn lsmod(args: &ViewArgs) -> Result<Exit, RemoteError> {
-    let modules = connect(&args.run)?.modules()?.modules;
+    let modules = Viewed::open(&args.kernel)?.modules()?;
     print(&modules, args.json, || text(&modules))?;
     Ok(Exit::Done)
 }

@@ -1,4 +1,4 @@
-//! Commands for a run in progress: clients of the run's control socket.
+//! Commands for a run in progress: clients of the run's control socket. Views of a kernel also read a dump.
 
 mod bt;
 mod connect;
@@ -6,6 +6,7 @@ mod ctl;
 mod debug_file;
 mod dmesg;
 mod dump;
+mod dump_error;
 mod error;
 mod events;
 mod list;
@@ -16,12 +17,14 @@ mod print;
 mod probe;
 mod ps;
 mod top;
+mod viewed;
 mod words;
 
 pub(crate) use self::bt::bt;
 pub(crate) use self::ctl::ctl;
 pub(crate) use self::dmesg::dmesg;
 pub(crate) use self::dump::dump;
+pub(crate) use self::dump_error::DumpViewError;
 pub(crate) use self::error::RemoteError;
 pub(crate) use self::events::events;
 pub(crate) use self::lsmod::lsmod;
@@ -29,3 +32,4 @@ pub(crate) use self::print::print;
 pub(crate) use self::probe::probe;
 pub(crate) use self::ps::ps;
 pub(crate) use self::top::top;
+pub(crate) use self::viewed::open_dump;

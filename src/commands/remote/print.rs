@@ -2,17 +2,17 @@
 
 use std::io::{self, Write as _};
 
-use super::connect::connect;
 use super::error::RemoteError;
+use super::viewed::Viewed;
 use crate::cli::PrintArgs;
 use crate::commands::types;
 use crate::exit::Exit;
 
-/// Evaluates the expression on the run's guest, and prints the value.
+/// Evaluates the expression in a kernel's memory, and prints the value.
 pub(crate) fn print(args: &PrintArgs) -> Result<Exit, RemoteError> {
-    let mut client = connect(&args.run)?;
+    let mut kernel = Viewed::open(&args.kernel)?;
     let declared = args.declared.as_deref();
-    let printed = client.print(&args.expression, declared, args.depth)?;
+    let printed = kernel.print(&args.expression, declared, args.depth)?;
     let mut out = io::stdout().lock();
     let written = if args.json {
         let json = serde_json::to_writer(&mut out, &printed).map_err(io::Error::from);

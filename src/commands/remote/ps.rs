@@ -2,16 +2,16 @@
 
 use control::api::ListedTask;
 
-use super::connect::connect;
 use super::error::RemoteError;
 use super::objects::print;
+use super::viewed::Viewed;
 use crate::cli::PsArgs;
 use crate::exit::Exit;
 use crate::report::printable;
 
-/// Prints the tasks of the guest's kernel.
+/// Prints the tasks of a kernel.
 pub(crate) fn ps(args: &PsArgs) -> Result<Exit, RemoteError> {
-    let tasks = connect(&args.view.run)?.tasks(args.threads)?.tasks;
+    let tasks = Viewed::open(&args.view.kernel)?.tasks(args.threads)?;
     print(&tasks, args.view.json, || text(&tasks, args.threads))?;
     Ok(Exit::Done)
 }

@@ -14,14 +14,17 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use arc_swap::ArcSwap;
-use events::{ParentTask, Task};
 use introspect::btf::Slot;
 use introspect::tasks::{CgroupLayout, MAX_COMM_BYTES, ReadAt};
 use introspect::{PagingState, PhysMemory, TaskLayout, Translation, read_virt, walk};
+
+use super::running_task::{ParentTask, RunningTask};
+use crate::reads::until_zero;
 
 /// The most cgroups whose paths are kept. A server has some hundred.
 const MAX_PATHS: usize = 1024;
@@ -30,7 +33,7 @@ const MAX_PATH_BYTES: usize = 1024;
 
 /// The paths of cgroups, by the numbers of their kernfs nodes. Every event looks a path up, without a lock; a new path replaces the map.
 #[derive(Debug, Default)]
-pub(crate) struct CgroupPaths(ArcSwap<HashMap<u64, Option<Arc<str>>>>);
+pub struct CgroupPaths(ArcSwap<HashMap<u64, Option<Arc<str>>>>);
 
 impl CgroupPaths {
     /// The path of the cgroup of the `css_set` at `set`.
@@ -58,13 +61,13 @@ impl CgroupPaths {
     }
 
     /// Forgets the paths: another kernel gives the numbers anew.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.0.store(Arc::default());
     }
 }
 
 /// A reader of the tasks of a kernel with the page tables `paging`.
-pub(crate) struct TaskReader<'r, M: ?Sized> {
+pub struct TaskReader<'r, M: ?Sized> {
     layout: &'r TaskLayout,
     memory: &'r M,
     paging: &'r PagingState,
@@ -72,12 +75,18 @@ pub(crate) struct TaskReader<'r, M: ?Sized> {
     last: Cell<Option<(Gva, Translation)>>,
 }
 
+impl<M: ?Sized> fmt::Debug for TaskReader<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskReader")
+            .field("layout", &self.layout)
+            .field("paging", &self.paging)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'r, M: PhysMemory + ?Sized> TaskReader<'r, M> {
-    pub(crate) const fn new(
-        layout: &'r TaskLayout,
-        memory: &'r M,
-        paging: &'r PagingState,
-    ) -> Self {
+    /// A reader of the tasks with the members at `layout`, in the physical `memory` behind the page tables `paging`.
+    pub const fn new(layout: &'r TaskLayout, memory: &'r M, paging: &'r PagingState) -> Self {
         Self {
             layout,
             memory,
@@ -132,27 +141,27 @@ impl<'r, M: PhysMemory + ?Sized> TaskReader<'r, M> {
     }
 
     /// The address of the `struct task_struct` whose pointer is at `current`.
-    pub(crate) fn current(&self, current: Gva) -> Option<Gva> {
+    pub fn current(&self, current: Gva) -> Option<Gva> {
         self.word(current).map(Gva)
     }
 
     /// The numbers and the name of the task at `task`.
-    pub(crate) fn named(&self, task: Gva) -> Option<Task> {
+    pub fn named(&self, task: Gva) -> Option<RunningTask> {
         let numbers = self.word(task.wrapping_add(self.layout.tid))?;
         let mut comm = [0; MAX_COMM_BYTES];
         let comm = comm.get_mut(..self.layout.comm_bytes)?;
         self.fill(task.wrapping_add(self.layout.comm), comm)?;
         let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers.to_le_bytes();
-        Some(Task {
+        Some(RunningTask {
             tid: i32::from_le_bytes([t0, t1, t2, t3]),
             pid: i32::from_le_bytes([p0, p1, p2, p3]),
             comm: until_zero(comm),
-            ..Task::default()
+            ..RunningTask::default()
         })
     }
 
     /// All that is known of the task at `task`.
-    pub(crate) fn detailed(&self, task: Gva, paths: &CgroupPaths) -> Option<Task> {
+    pub fn detailed(&self, task: Gva, paths: &CgroupPaths) -> Option<RunningTask> {
         let layout = self.layout;
         let named = self.named(task)?;
         let flags = layout.flags.and_then(|flags| self.number(task, flags));
@@ -168,7 +177,7 @@ impl<'r, M: PhysMemory + ?Sized> TaskReader<'r, M> {
             paths.of(&behind, set, &mut read)
         });
         let parent = parent.and_then(|parent| self.named(parent));
-        Some(Task {
+        Some(RunningTask {
             uid,
             kernel_thread: flags.map(TaskLayout::is_kernel_thread),
             parent: parent.map(|parent| ParentTask {
@@ -179,12 +188,6 @@ impl<'r, M: PhysMemory + ?Sized> TaskReader<'r, M> {
             ..named
         })
     }
-}
-
-/// The text before the first zero. Bytes that are not UTF-8 are replaced.
-pub(crate) fn until_zero(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
 #[cfg(test)]
@@ -286,16 +289,16 @@ mod tests {
     }
 
     /// The task at `task`, without page tables: an address is where it says.
-    fn task_at(memory: &Counted, task: u64, paths: &CgroupPaths) -> Option<Task> {
+    fn task_at(memory: &Counted, task: u64, paths: &CgroupPaths) -> Option<RunningTask> {
         TaskReader::new(&layout(), memory, &PagingState::default()).detailed(Gva(task), paths)
     }
 
-    fn read(memory: &Counted, paths: &CgroupPaths) -> Option<Task> {
+    fn read(memory: &Counted, paths: &CgroupPaths) -> Option<RunningTask> {
         task_at(memory, TASK, paths)
     }
 
-    fn expected() -> Task {
-        Task {
+    fn expected() -> RunningTask {
+        RunningTask {
             tid: 8,
             pid: 7,
             comm: "cat".to_owned(),
@@ -354,7 +357,7 @@ mod tests {
             read(&memory, &CgroupPaths::default()).expect("a task")
         };
         let whole = expected();
-        let expected = |change: fn(&mut Task)| {
+        let expected = |change: fn(&mut RunningTask)| {
             let mut task = whole.clone();
             change(&mut task);
             task

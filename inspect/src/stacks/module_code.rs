@@ -7,14 +7,14 @@ use introspect::Module;
 
 /// Modules without symbols. A look-up takes a few steps however many modules a guest lists.
 #[derive(Debug)]
-pub(crate) struct ModuleCode {
+pub(super) struct ModuleCode {
     modules: Vec<Module>,
     /// The addresses of code, each with the number of the module, in ascending order.
     parts: Vec<(Range<Gva>, usize)>,
 }
 
 impl ModuleCode {
-    pub(crate) fn new(modules: Vec<Module>) -> Self {
+    pub(super) fn new(modules: Vec<Module>) -> Self {
         let code = |(number, module): (usize, &Module)| {
             let code = module.regions().iter().filter(|part| part.kind.is_text());
             let ranges: Vec<_> = code.map(|part| (part.range.clone(), number)).collect();
@@ -26,7 +26,7 @@ impl ModuleCode {
     }
 
     /// The module whose code is at `at`. Modules overlap only if the guest lies.
-    pub(crate) fn module_at(&self, at: Gva) -> Option<&Module> {
+    pub(super) fn module_at(&self, at: Gva) -> Option<&Module> {
         let after = self.parts.partition_point(|(range, _)| range.start <= at);
         let (range, number) = self.parts.get(after.checked_sub(1)?)?;
         range.contains(&at).then(|| &self.modules[*number])

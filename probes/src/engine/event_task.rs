@@ -1,0 +1,21 @@
+//! Tasks in the form of events.
+
+use events::{ParentTask, Task};
+use inspect::RunningTask;
+
+/// The task in the form of events.
+#[must_use]
+pub fn event_task(task: RunningTask) -> Task {
+    Task {
+        tid: task.tid,
+        pid: task.pid,
+        comm: task.comm,
+        uid: task.uid,
+        kernel_thread: task.kernel_thread,
+        parent: task.parent.map(|parent| ParentTask {
+            pid: parent.pid,
+            comm: parent.comm,
+        }),
+        cgroup: task.cgroup,
+    }
+}
