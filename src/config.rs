@@ -22,6 +22,8 @@ pub use crate::sandbox::Sandbox;
 pub struct RunConfig {
     /// The kernel: an ELF vmlinux or a bzImage.
     pub kernel: KernelInput,
+    /// A survey of the kernel's code, made by the process that the user started; in an outer Linux only.
+    pub survey: Option<PathBuf>,
     /// The guest's first file system.
     pub initrd: Initrd,
     /// The modules loaded by the demo guest, in load order.

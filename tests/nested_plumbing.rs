@@ -229,6 +229,7 @@ impl Run {
             modules: Vec::new(),
             control: None,
             sandbox: Sandbox::On,
+            survey: None,
             dump_on_crash: false,
         };
         Self {
@@ -260,7 +261,7 @@ impl Run {
             dump: None,
             progress: &|step| progress(&step.to_string()),
         };
-        nested::launch(&qemu, &self.config, outside)
+        nested::launch(&qemu, &self.config, None, outside)
     }
 }
 

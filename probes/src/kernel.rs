@@ -248,6 +248,12 @@ impl Kernel {
             .get_or_init(|| Survey::of_kernel(&self.image, &self.symbols))
     }
 
+    /// Uses a survey of this kernel that another process has made, unless there is one already.
+    pub fn use_survey(&self, survey: Survey) {
+        // A survey that was made here is the same.
+        let _ = self.survey.set(survey);
+    }
+
     /// The rules for unwinding the kernel's stacks, read at the first call: 4 MB.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
 pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
 const KERNEL_PATH: &str = "/hyprobe/kernel";
 const INITRD_PATH: &str = "/hyprobe/initrd";
+const SURVEY_PATH: &str = "/hyprobe/survey";
 
 /// Why the outer Linux could not be put together.
 #[derive(Debug, Error)]
@@ -66,13 +67,14 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Assembles the outer Linux for `config`. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
+    /// Assembles the outer Linux for `config`. `survey` has the survey of the guest's kernel, if the run may need it. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
     ///
     /// # Errors
     ///
     /// See [`InputsError`].
     pub(super) fn build(
         config: &RunConfig,
+        survey: Option<Vec<u8>>,
         progress: &dyn Fn(&Progress<'_>),
     ) -> Result<Self, InputsError> {
         // Errors in the user's files are found before a download.
@@ -85,6 +87,10 @@ impl Inputs {
             0o600,
             guest_kernel(config).map_err(InputsError::GuestKernel)?,
         );
+        if let Some(survey) = survey {
+            inner.survey = Some(SURVEY_PATH.into());
+            files.file(SURVEY_PATH, 0o600, survey);
+        }
         inner.initrd = Initrd::File(INITRD_PATH.into());
         match &config.initrd {
             Initrd::None => inner.initrd = Initrd::None,

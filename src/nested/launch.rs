@@ -177,6 +177,8 @@ impl fmt::Debug for Outside<'_> {
 
 /// Boots the guest in an outer Linux and probes the guest until the guest ends, `stop` is requested, or the time is over.
 ///
+/// `survey` has the survey of the guest's kernel, which would take seconds under emulation.
+///
 /// Blocks the calling thread. QEMU dies with the calling thread. The summary is returned, not sent to the sink.
 ///
 /// # Errors
@@ -185,10 +187,11 @@ impl fmt::Debug for Outside<'_> {
 pub fn launch(
     qemu: &Qemu,
     config: &RunConfig,
+    survey: Option<Vec<u8>>,
     outside: Outside<'_>,
 ) -> Result<Summary, LaunchError> {
     let progress = outside.progress;
-    let inputs = Inputs::build(config, &|step| progress(&Step::Fetching(step)))?;
+    let inputs = Inputs::build(config, survey, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
     let restarts = RefCell::new(Vec::new());
     let again = |start: GivenUp| {

@@ -1,8 +1,10 @@
 //! The files of a run, read and checked before the machine exists.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use files::ReadError;
+use introspect::optimise::{DamagedSurvey, Survey};
 use manifest::ProbeSpec;
 use probes::{Kernel, ProbeNumber, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
@@ -61,9 +63,28 @@ pub(crate) enum GuestError {
         /// The injection.
         at: ProbeSpec,
     },
+    /// The survey of the kernel's code, which the launcher has put into the outer Linux.
+    #[error("cannot use the survey of the kernel in {path}")]
+    Survey {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: SurveyError,
+    },
     /// A probe that cannot be resolved in this kernel.
     #[error(transparent)]
     Probe(#[from] ResolveError),
+}
+
+/// Why a file is not used as a survey.
+#[derive(Debug, Error)]
+pub(crate) enum SurveyError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// It has other contents.
+    #[error(transparent)]
+    Damaged(#[from] DamagedSurvey),
 }
 
 impl Failure for GuestError {
@@ -71,7 +92,7 @@ impl Failure for GuestError {
         match self {
             Self::Demo(error) => error.exit(),
             Self::Kernel(error) => error.exit(),
-            Self::Memory { .. } => Exit::HostCannot,
+            Self::Memory { .. } | Self::Survey { .. } => Exit::HostCannot,
             Self::Contents { .. }
             | Self::Initrd { .. }
             | Self::Boot(_)
@@ -104,6 +125,16 @@ pub(crate) fn load_kernel(
     Ok((file, vmlinux, kernel))
 }
 
+/// Reads the survey of a kernel in the file `path`.
+fn survey(path: &Path) -> Result<Survey, GuestError> {
+    let bytes = std::fs::read(path).map_err(SurveyError::from);
+    let survey = bytes.and_then(|bytes| Ok(Survey::from_bytes(&bytes)?));
+    survey.map_err(|source| GuestError::Survey {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// The files of a run, in memory.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -121,6 +152,9 @@ impl Guest {
     /// Reads the files of `config`. If a part of the demo guest has to be fetched, `say` reports the progress.
     pub(crate) fn load(config: &RunConfig, say: &dyn Fn(String)) -> Result<Self, GuestError> {
         let (file, vmlinux, kernel) = load_kernel(&config.kernel, say)?;
+        if let Some(path) = &config.survey {
+            kernel.use_survey(survey(path)?);
+        }
         let initrd = match &config.initrd {
             Initrd::None => None,
             // A larger initrd could not be loaded.

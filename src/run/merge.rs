@@ -172,6 +172,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
             true => Sandbox::Off,
             false => Sandbox::On,
         },
+        survey: None,
         dump_on_crash: args.dump_on_crash.is_some(),
     };
     let output = OutputConfig {

@@ -140,6 +140,7 @@ impl Place {
                 Ok(session::run_guest(config, guest, host, ends)?)
             }
             Self::Nested(qemu) => {
+                let survey = survey(config, &guest, say);
                 // The hyprobe in the outer Linux reads the files.
                 drop(guest);
                 let Console(console) = ends.console;
@@ -153,10 +154,19 @@ impl Place {
                     progress: &|step| say(step.to_string()),
                 };
                 let began = Since::now();
-                let mut summary = nested::launch(&qemu, config, outside)?;
+                let mut summary = nested::launch(&qemu, config, survey, outside)?;
                 began.judge(&mut summary);
                 Ok(summary)
             }
         }
     }
+}
+
+/// The survey of the guest's kernel as bytes, if jumps may replace plants: here it takes some tenths of a second, in an outer Linux seconds.
+fn survey(config: &RunConfig, guest: &Guest, say: &dyn Fn(String)) -> Option<Vec<u8>> {
+    let may_probe = !config.probes.is_empty() || config.control.is_some();
+    (config.optimise && may_probe).then(|| {
+        say("decoding the kernel's code".to_owned());
+        guest.kernel.survey().to_bytes()
+    })
 }

@@ -13,6 +13,11 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
+    /// All of them, in order.
+    pub(super) fn places(&self) -> &[Gva] {
+        &self.places
+    }
+
     /// The first of them behind `range.start` and before `range.end`: to arrive at the start is to arrive in front.
     pub(super) fn inside(&self, range: &Range<Gva>) -> Option<Gva> {
         let first = self.places.partition_point(|place| *place <= range.start);

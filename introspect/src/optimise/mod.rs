@@ -8,6 +8,7 @@
 //! [`WhyNot`]. `docs/optimisable.md` describes the purpose of each check.
 
 mod arrivals;
+mod encoding;
 mod exceptions;
 mod movable;
 mod retpoline;
@@ -19,6 +20,7 @@ mod tests;
 mod unfit;
 mod verdict;
 
+pub use encoding::DamagedSurvey;
 pub use movable::Fixed;
 pub use survey::Survey;
 pub use unfit::Unfit;
