@@ -1,5 +1,6 @@
 //! The ELF file: its sections with debug information, its build-id and its symbols.
 
+use std::ops::Range;
 use std::path::Path;
 
 use address::Gva;
@@ -61,6 +62,8 @@ pub(crate) struct ElfParts {
     pub(crate) bytes: u64,
     pub(crate) build_id: Option<BuildId>,
     pub(crate) symbols: SymbolTable,
+    /// The sections of a module with code that a processor executes where it is; empty for a kernel.
+    pub(crate) executed: Vec<Range<u64>>,
 }
 
 impl ElfParts {
@@ -134,6 +137,7 @@ impl ElfParts {
             bytes: bytes - table_bytes,
             build_id: build_id.and_then(BuildId::new),
             symbols: code_symbols(elf, addresses.as_ref(), &mut Budget::of_bytes(table_bytes))?,
+            executed: addresses.map_or_else(Vec::new, SectionAddresses::into_executed),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use address::Gva;
-use introspect::{BuildId, SymbolTable};
+use introspect::{BuildId, SymbolOffset, SymbolTable};
 
 use crate::contents::Contents;
 use crate::elf::FileKind;
@@ -83,6 +83,24 @@ impl DebugInfo {
     #[must_use]
     pub const fn symbols(&self) -> &SymbolTable {
         &self.contents.parts.symbols
+    }
+
+    /// The function of a module with the code at `address`; `None` for code that a processor does not execute there, because the kernel copies it over
+    /// other code, and for the file of a kernel.
+    #[must_use]
+    pub fn module_function_at(&self, address: Gva) -> Option<SymbolOffset> {
+        let sections = &self.contents.parts.executed;
+        let section = sections
+            .iter()
+            .find(|section| section.contains(&address.0))?;
+        let symbols = self.symbols();
+        let found = symbols.resolve(address).or_else(|| {
+            // The table does not know the end of its last symbol.
+            let symbol = symbols.iter().last()?;
+            let offset = address.offset_from(symbol.address)?;
+            Some(SymbolOffset { symbol, offset })
+        })?;
+        section.contains(&found.symbol.address.0).then_some(found)
     }
 
     /// The lines of the code at the link-time address `address`: that of the innermost inlined function first, then those of the calls

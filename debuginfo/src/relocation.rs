@@ -4,6 +4,8 @@
 //! loaded section gets an address of its own, in the order of the file, and the debug sections are relocated to these. The addresses are
 //! not those of the running module: a frame is found by its symbol and offset.
 
+use std::ops::Range;
+
 use object::read::elf::{ElfFile64, SectionHeader as _};
 use object::read::{ReadRef, SectionIndex, SymbolIndex};
 use object::{
@@ -21,10 +23,16 @@ const GAP: u64 = 0x10;
 const MAX_ALIGN: u64 = 0x1000;
 /// The end of the addresses. The kernel has 1.5 GiB for all modules together.
 const MAX_ADDRESS: u64 = 2 << 30;
+/// Instructions that the kernel copies over others before a processor executes the module.
+const NOT_EXECUTED: [&[u8]; 2] = [b".altinstr_replacement", b".altinstr_aux"];
 
 /// The addresses of a module's sections.
 #[derive(Debug)]
-pub(crate) struct SectionAddresses(Vec<u64>);
+pub(crate) struct SectionAddresses {
+    by_index: Vec<u64>,
+    /// The sections with code that a processor executes where it is, in ascending order.
+    executed: Vec<Range<u64>>,
+}
 
 impl SectionAddresses {
     /// Gives each loaded section of `elf` an address.
@@ -32,9 +40,11 @@ impl SectionAddresses {
         elf: &ElfFile64<'data, LittleEndian, R>,
     ) -> Result<Self, OpenError> {
         let mut next = FIRST;
-        let mut addresses = Vec::new();
-        for header in elf.elf_section_table().iter() {
-            let is_loaded = header.sh_flags(LittleEndian) & elf::SHF_ALLOC == elf::SHF_ALLOC;
+        let (mut addresses, mut executed) = (Vec::new(), Vec::new());
+        let table = elf.elf_section_table();
+        for header in table.iter() {
+            let has = |flag| header.sh_flags(LittleEndian) & flag == flag;
+            let is_loaded = has(elf::SHF_ALLOC);
             if !is_loaded {
                 addresses.push(0);
                 continue;
@@ -44,14 +54,27 @@ impl SectionAddresses {
             addresses.push(address);
             let end = address.checked_add(header.sh_size(LittleEndian));
             let end = end.filter(|&end| end < MAX_ADDRESS);
-            next = end.ok_or(OpenError::TooLarge { max: MAX_ADDRESS })? + GAP;
+            let end = end.ok_or(OpenError::TooLarge { max: MAX_ADDRESS })?;
+            let name = table.section_name(LittleEndian, header);
+            if has(elf::SHF_EXECINSTR) && name.is_ok_and(|name| !NOT_EXECUTED.contains(&name)) {
+                executed.push(address..end);
+            }
+            next = end + GAP;
         }
-        Ok(Self(addresses))
+        Ok(Self {
+            by_index: addresses,
+            executed,
+        })
+    }
+
+    /// The sections with code that a processor executes where it is, in ascending order.
+    pub(crate) fn into_executed(self) -> Vec<Range<u64>> {
+        self.executed
     }
 
     /// The address of a section; 0 for a section that is not loaded, in which addresses are offsets.
     pub(crate) fn section(&self, index: SectionIndex) -> u64 {
-        self.0.get(index.0).copied().unwrap_or(0)
+        self.by_index.get(index.0).copied().unwrap_or(0)
     }
 
     /// Relocates `contents`, which are those of the debug section `section` called `name`.

@@ -90,9 +90,9 @@ pub(crate) struct CheckArgs {
     /// A stock kernel in place of the manifest's, by name
     #[arg(long, value_name = "NAME", group = "which")]
     pub(crate) image: Option<String>,
-    /// The kernel's debug information, as for `run`
+    /// Debug information of the kernel and of modules, as for `run` (repeatable)
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
     /// One JSON object a probe; with --all, one a function and one of the totals
     #[arg(long)]
     pub(crate) json: bool,

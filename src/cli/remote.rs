@@ -99,9 +99,9 @@ pub(crate) struct AddArgs {
     /// Show the kernel's stack at hits and returns
     #[arg(long, conflicts_with = "aggregate")]
     pub(crate) stack: bool,
-    /// The kernel's debug information, for source lines, as for `run`
+    /// Debug information of the kernel and of modules, for source lines, as for `run` (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -117,9 +117,9 @@ pub(crate) struct EventsArgs {
     /// How events are written [default: text]
     #[arg(long, value_parser = choice::<Format>())]
     pub(crate) format: Option<Format>,
-    /// The kernel's debug information: frames of stacks have source lines
+    /// Debug information of the kernel and of modules, for frames of stacks (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -182,9 +182,9 @@ pub(crate) struct BtArgs {
     /// The stacks of all vCPUs and of every thread
     #[arg(long)]
     pub(crate) all: bool,
-    /// The kernel's debug information: frames have source lines, and inlined functions have lines of their own
+    /// Debug information of the kernel and of modules: frames have source lines, and inlined functions have lines of their own (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
 }
 
 /// Which kernel to view, and in which form.

@@ -20,7 +20,7 @@ Probes:
   kprobe:SYMBOL[+OFFSET]   kprobe:vfs_read  kprobe:vfs_read+0x5
   kprobe:PATTERN           kprobe:vfs_*     every function that matches
   kprobe:0xADDRESS         kprobe:0xffffffff81234567
-  kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain
+  kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain   also with an offset, a pattern, a line or inlined copies
   kprobe:FILE:LINE         kprobe:fs/read_write.c:451   every place of a source line; needs debug information
   kprobe:FUNCTION:inlined  kprobe:rw_verify_area:inlined   every inlined copy; needs debug information
   kretprobe:…              the return of a function
@@ -68,10 +68,10 @@ pub(crate) struct RunArgs {
     /// What to probe (repeatable)
     #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
     pub(crate) probes: Vec<String>,
-    /// The kernel's debug information, for source lines: a vmlinux with DWARF [default: if a probe needs one, the file of the kernel's
-    /// build-id under /usr/lib/debug, or of a server in DEBUGINFOD_URLS]
+    /// Debug information, for source lines (repeatable): a vmlinux with DWARF, and for modules NAME.ko or NAME.ko.debug [default: if a probe needs
+    /// one, the file of the kernel's build-id under /usr/lib/debug, or of a server in DEBUGINFOD_URLS; for modules, those under /usr/lib/debug]
     #[arg(long, value_name = "FILE", help_heading = "Probes")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
     /// Show the kernel's stack at the hits and returns of the probes of -p
     #[arg(long, requires = "probes", help_heading = "Probes")]
     pub(crate) stack: bool,

@@ -27,10 +27,10 @@ pub(crate) struct TestArgs {
     /// Run one of N parts of the cases: 1/N to N/N
     #[arg(long, value_name = "I/N", value_parser = clap::value_parser!(Shard), help_heading = "Cases")]
     pub(crate) shard: Option<Shard>,
-    /// The kernel's debug information, as for `run`: source lines in artifacts and in the summary, also without a probe that needs it. A
+    /// Debug information of the kernel and of modules, as for `run` (repeatable): source lines in artifacts and in the summary, also without a probe that needs it. A
     /// case with another kernel ends with an error
     #[arg(long, value_name = "FILE", help_heading = "Cases")]
-    pub(crate) debug_info: Option<PathBuf>,
+    pub(crate) debug_info: Vec<PathBuf>,
     /// Boot a failed case again, at most this many times; the case passes if a boot passes
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Run")]
     pub(crate) retries: u32,

@@ -144,13 +144,12 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     output.registers = registers;
     // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
-    let debug_info = args.debug_info.as_deref();
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let replaced = replace(
         &mut config,
         &mut expectations,
         &guest,
-        debug_info,
+        &args.debug_info,
         MayFetch::Yes(&show),
     )?;
     for note in &replaced.notes {
@@ -186,6 +185,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         // Those of modules are opened when the first frames of the modules come.
         if has_lines {
             rights.read.extend(debug_folders());
+            rights.read.extend(args.debug_info.iter().cloned());
         }
     };
     let sandbox = config.sandbox;

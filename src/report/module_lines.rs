@@ -24,7 +24,7 @@ type Answer = Result<DebugInfo, ModuleFileError>;
 #[derive(Debug)]
 enum Opener {
     /// On the thread that looks frames up.
-    Here(ModuleFiles),
+    Here(Box<ModuleFiles>),
     /// On a thread of its own.
     There {
         wanted: Sender<ModuleId>,
@@ -51,7 +51,7 @@ impl ModuleLines {
     /// The modules with debug files among `files`.
     pub(super) fn new(files: ModuleFiles) -> Self {
         Self {
-            opener: Opener::Here(files),
+            opener: Opener::Here(Box::new(files)),
             known: HashMap::new(),
             bytes: 0,
             has_noted_missing: false,

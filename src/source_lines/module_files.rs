@@ -10,22 +10,15 @@ use std::path::{Path, PathBuf};
 
 use debuginfo::{DebugInfo, OpenError};
 use files::ReadError;
+use manifest::ModuleSpec;
 use thiserror::Error;
 
 use super::debuginfod::Debuginfod;
 use super::identity::{DEBUG_ROOT, KernelIdentity, debug_file_of};
+use super::named_files::{NamedFiles, module_of};
 
 /// Where distributions put the modules of a release, below the folder of debug files.
 const FOLDERS: [&str; 2] = ["lib/modules", "usr/lib/modules"];
-/// The endings of a module's file and of its debug file.
-const ENDINGS: [&str; 6] = [
-    ".ko.debug",
-    ".ko",
-    ".ko.debug.xz",
-    ".ko.debug.zst",
-    ".ko.xz",
-    ".ko.zst",
-];
 /// The most files of a release. A distribution's kernel has some thousand modules.
 const MAX_FILES: usize = 1 << 16;
 /// Folders in each other.
@@ -69,6 +62,26 @@ pub(crate) enum ModuleFileError {
         /// The file's build-id.
         theirs: String,
     },
+    /// A file has no build-id, by which the engine knows the module.
+    #[error("the debug file {path} of the module `{module}` has no build-id")]
+    NoBuildId {
+        /// The file.
+        path: PathBuf,
+        /// The module.
+        module: String,
+    },
+    /// There is no file of a module that the guest need not have loaded.
+    #[error("{root} has no debug file of the module `{module}` for the kernel{}", .release.as_ref().map(|release| format!(" {release}")).unwrap_or_default())]
+    MissingName {
+        /// The searched folder.
+        root: PathBuf,
+        /// The module.
+        module: ModuleSpec,
+        /// The kernel's release.
+        release: Option<String>,
+        /// The Debian package with the file.
+        package: Option<String>,
+    },
     /// There is no file.
     #[error(
         "{root} has no debug file of the module `{}` with the build-id {}{}",
@@ -86,6 +99,29 @@ pub(crate) enum ModuleFileError {
     },
 }
 
+impl ModuleFileError {
+    /// Whether there is no file.
+    pub(super) const fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::MissingName { .. })
+    }
+
+    /// What the user can do about a module of a probe.
+    pub(crate) fn help(&self) -> Option<String> {
+        match self {
+            Self::MissingName { package, .. } => {
+                let install = package.as_ref();
+                let install = install.map(|package| format!("install Debian's {package}, or "));
+                let install = install.unwrap_or_default();
+                Some(format!(
+                    "{install}give the module's file of this build: --debug-info FILE.ko"
+                ))
+            }
+            Self::NoBuildId { .. } => Some("link the module with --build-id".to_owned()),
+            Self::Open { .. } | Self::OtherBuild { .. } | Self::Missing { .. } => None,
+        }
+    }
+}
+
 /// The debug files of a kernel's modules on this host.
 #[derive(Debug)]
 pub(crate) struct ModuleFiles {
@@ -99,19 +135,27 @@ pub(crate) struct ModuleFiles {
     package: Option<String>,
     /// The directories of the kernel's sources.
     sources: Vec<String>,
+    /// The files that the user names.
+    named: NamedFiles,
     /// The files of each module, by its name; read when a module is first looked up by its name.
     by_name: Option<HashMap<String, Vec<PathBuf>>>,
 }
 
 impl ModuleFiles {
-    /// The files of the modules of `kernel`, of which `info` is the debug information.
-    pub(crate) fn new(kernel: &KernelIdentity<'_>, info: &DebugInfo) -> Self {
+    /// The debug files of `kernel`'s modules: the user's `named` files, and the files of this host. Paths in the kernel's debug information `info` show
+    /// where the sources are.
+    pub(crate) fn new(
+        kernel: &KernelIdentity<'_>,
+        info: Option<&DebugInfo>,
+        named: NamedFiles,
+    ) -> Self {
         Self {
             root: DEBUG_ROOT.into(),
             release: kernel.release().map(str::to_owned),
             servers: Debuginfod::from_env(),
             package: kernel.package(),
-            sources: info.source_directories().to_vec(),
+            sources: info.map_or_else(Vec::new, |info| info.source_directories().to_vec()),
+            named,
             by_name: None,
         }
     }
@@ -125,7 +169,17 @@ impl ModuleFiles {
             servers: None,
             package: None,
             sources: Vec::new(),
+            named: NamedFiles::default(),
             by_name: None,
+        }
+    }
+
+    /// The files that are `named`, and no others.
+    #[cfg(test)]
+    pub(super) fn of_named(named: NamedFiles) -> Self {
+        Self {
+            named,
+            ..Self::below(Path::new("/nonexistent"), "6.1")
         }
     }
 
@@ -145,14 +199,43 @@ impl ModuleFiles {
         }))
     }
 
-    /// The files that may have the debug information, the likeliest first.
-    fn candidates(&mut self, module: &ModuleId) -> Vec<PathBuf> {
-        let is_id = module.build_id.len() <= MAX_ID_DIGITS
-            && module.build_id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_id {
-            return Vec::new();
+    /// Opens the first file of a module that the guest may load, and returns the file's build-id. Only a running guest says which build is loaded.
+    pub(super) fn open_named(
+        &mut self,
+        module: &ModuleSpec,
+    ) -> Result<(DebugInfo, String), ModuleFileError> {
+        let mut last = None;
+        for path in self.called(&module.name) {
+            let name = module.name.clone();
+            let opened = DebugInfo::open_module(&path, &self.sources);
+            let build_id = opened.as_ref().ok().and_then(DebugInfo::build_id);
+            let build_id = build_id.map(ToString::to_string);
+            match (opened, build_id) {
+                (Ok(info), Some(build_id)) if module.is_of_build(Some(&build_id)) => {
+                    return Ok((info, build_id));
+                }
+                // Another build of the module.
+                (Ok(_), Some(_)) => (),
+                (Ok(_), None) => last = Some(ModuleFileError::NoBuildId { path, module: name }),
+                (Err(source), _) => {
+                    last = Some(ModuleFileError::Open {
+                        path,
+                        module: name,
+                        source,
+                    });
+                }
+            }
         }
-        let by_id = debug_file_of(&self.root, &module.build_id);
+        Err(last.unwrap_or_else(|| ModuleFileError::MissingName {
+            root: self.root.clone(),
+            module: module.clone(),
+            release: self.release.clone(),
+            package: self.package.clone(),
+        }))
+    }
+
+    /// The files with the name of the module `name`, those of the user first.
+    fn called(&mut self, name: &str) -> Vec<PathBuf> {
         let (root, release) = (&self.root, self.release.as_deref());
         let by_name = self.by_name.get_or_insert_with(|| {
             let mut found = HashMap::new();
@@ -162,10 +245,23 @@ impl ModuleFiles {
             }
             found
         });
-        let named = by_name.get(&module.name).into_iter().flatten().cloned();
+        let named = self.named.modules.get(name).into_iter().flatten();
+        let found = by_name.get(name).into_iter().flatten();
+        named.chain(found).cloned().collect()
+    }
+
+    /// The files that may have the debug information, the likeliest first.
+    fn candidates(&mut self, module: &ModuleId) -> Vec<PathBuf> {
+        let is_id = module.build_id.len() <= MAX_ID_DIGITS
+            && module.build_id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_id {
+            return Vec::new();
+        }
+        let by_id = debug_file_of(&self.root, &module.build_id);
+        let called = self.called(&module.name);
         let servers = self.servers.as_ref();
         let cached = servers.and_then(|servers| servers.cached(&module.build_id));
-        by_id.into_iter().chain(named).chain(cached).collect()
+        by_id.into_iter().chain(called).chain(cached).collect()
     }
 
     /// Opens `path`. `Err(None)` if there is no such file.
@@ -212,18 +308,11 @@ fn collect(folder: &Path, found: &mut HashMap<String, Vec<PathBuf>>) {
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
             if is_folder && depth < MAX_DEPTH {
                 folders.push((entry.path(), depth + 1));
-            } else if let Some(name) = entry.file_name().to_str().and_then(module_name) {
+            } else if let Some(name) = module_of(&entry.path()) {
                 found.entry(name).or_default().push(entry.path());
             }
         }
     }
-}
-
-/// The name of the module with the file `file`.
-fn module_name(file: &str) -> Option<String> {
-    let mut endings = ENDINGS.iter();
-    let stem = endings.find_map(|ending| file.strip_suffix(ending))?;
-    Some(stem.replace('-', "_"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The probes and expectations of a run, with places in place of source lines and inlined copies.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use debuginfo::DebugInfo;
 use errors::chain;
@@ -10,8 +10,10 @@ use thiserror::Error;
 
 use super::debug_file::{self, DebugFileError, MayFetch};
 use super::identity::KernelIdentity;
-use super::module_files::ModuleFiles;
-use super::sites::{KernelSymbols, SiteError, left_out, sites};
+use super::module_files::{ModuleFileError, ModuleFiles};
+use super::named_files::{NamedFiles, TwoKernelsError};
+use super::sites::{SiteError, SourceSiteError, left_out};
+use super::source_sites::SourceSites;
 use super::spellings::Spellings;
 use crate::config::{Boot, RunConfig};
 use crate::exit::{Exit, Failure};
@@ -20,9 +22,20 @@ use crate::run::guest::Guest;
 /// Why probes at lines or inlined copies cannot be replaced.
 #[derive(Debug, Error)]
 pub(crate) enum SourceLinesError {
+    /// The named files.
+    #[error(transparent)]
+    Named(#[from] TwoKernelsError),
     /// The debug file.
     #[error(transparent)]
     File(#[from] DebugFileError),
+    /// The debug file of a module.
+    #[error("cannot probe `{spec}`")]
+    Module {
+        /// The probe.
+        spec: String,
+        /// The cause.
+        source: Box<ModuleFileError>,
+    },
     /// A line or a function.
     #[error(transparent)]
     Site(#[from] SiteError),
@@ -36,6 +49,28 @@ pub(crate) enum SourceLinesError {
     },
 }
 
+impl SourceLinesError {
+    /// The error of the sites of `spec`.
+    pub(crate) fn of_sites(spec: &ProbeSpec, error: SourceSiteError) -> Self {
+        match error {
+            SourceSiteError::File(source) => Self::Module {
+                spec: spec.to_string(),
+                source,
+            },
+            SourceSiteError::Site(error) => Self::Site(error),
+        }
+    }
+
+    /// Whether an optional expectation is skipped: the kernel or the module has no such place, or the module has no debug file here.
+    fn is_absence(&self) -> bool {
+        match self {
+            Self::Site(error) => error.is_absence(),
+            Self::Module { source, .. } => source.is_missing(),
+            Self::Named(_) | Self::File(_) | Self::Expected { .. } => false,
+        }
+    }
+}
+
 impl Failure for SourceLinesError {
     fn exit(&self) -> Exit {
         Exit::Usage
@@ -43,7 +78,9 @@ impl Failure for SourceLinesError {
 
     fn help(&self) -> Option<String> {
         match self {
+            Self::Named(_) => None,
             Self::File(error) => error.help(),
+            Self::Module { source, .. } => source.help(),
             Self::Site(error) => error.help(),
             Self::Expected { sites, .. } => Some(format!("write one of {}", sites.join(", "))),
         }
@@ -55,15 +92,31 @@ pub(crate) fn needy<'r>(
     config: &'r RunConfig,
     expectations: &'r [Expectation],
 ) -> Option<&'r ProbeSpec> {
-    let expected = expectations.iter().flat_map(Expectation::probes);
-    let specs = config.probes.iter().map(|probe| &probe.at);
-    let mut specs = specs.chain(expected.map(|(spec, _)| spec));
-    specs.find(|spec| spec.location.needs_debug_info())
+    all_needy(config, expectations).next()
 }
 
+/// The first probe of a run that needs debug information of the kernel itself.
+pub(crate) fn needs_kernel_file<'r>(
+    config: &'r RunConfig,
+    expectations: &'r [Expectation],
+) -> Option<&'r ProbeSpec> {
+    all_needy(config, expectations).find(|spec| spec.module.is_none())
+}
+
+fn all_needy<'r>(
+    config: &'r RunConfig,
+    expectations: &'r [Expectation],
+) -> impl Iterator<Item = &'r ProbeSpec> {
+    let expected = expectations.iter().flat_map(Expectation::probes);
+    let specs = config.probes.iter().map(|probe| &probe.at);
+    let specs = specs.chain(expected.map(|(spec, _)| spec));
+    specs.filter(|spec| spec.location.needs_debug_info())
+}
+
+/// Whether the expectation needs debug information of the kernel itself.
 fn is_needy(expectation: &Expectation) -> bool {
     let mut probes = expectation.probes().into_iter();
-    probes.any(|(spec, _)| spec.location.needs_debug_info())
+    probes.any(|(spec, _)| spec.location.needs_debug_info() && spec.module.is_none())
 }
 
 /// The result of a replacement.
@@ -83,34 +136,45 @@ pub(crate) fn replace(
     config: &mut RunConfig,
     expectations: &mut Vec<Expectation>,
     guest: &Guest,
-    given: Option<&Path>,
+    given: &[PathBuf],
     may_fetch: MayFetch<'_>,
 ) -> Result<Replaced, SourceLinesError> {
-    let needy = needy(config, expectations);
-    if given.is_none() && needy.is_none() {
+    let named = NamedFiles::new(given)?;
+    if given.is_empty() && needy(config, expectations).is_none() {
         return Ok(Replaced::default());
     }
     if let MayFetch::Yes(say) = may_fetch {
         say("reading the kernel's debug information".to_owned());
     }
     let identity = KernelIdentity::of_guest(&config.kernel, guest);
-    let spec = needy.map(ToString::to_string).unwrap_or_default();
-    let info = match debug_file::open(given, &identity, &spec, may_fetch) {
+    let needy = needs_kernel_file(config, expectations).map(ToString::to_string);
+    let is_required = needy.is_some() || named.kernel().is_some();
+    let spec = needy.unwrap_or_default();
+    let may_fetch = match is_required {
+        true => may_fetch,
+        false => MayFetch::No,
+    };
+    let mut notes = Vec::new();
+    let info = match debug_file::open(named.kernel(), &identity, &spec, may_fetch) {
+        Ok(info) => Some(info),
+        // Lines of modules need no file of the kernel.
+        Err(_) if !is_required => None,
         Err(error @ (DebugFileError::Missing { .. } | DebugFileError::Unusable { .. })) => {
-            return without_file(config, expectations, error);
+            notes.push(without_file(config, expectations, error)?);
+            None
         }
-        opened => opened?,
+        Err(error) => return Err(error.into()),
     };
     let slide = match config.boot {
         Boot::Direct => Some(0),
         Boot::BzImage => None,
     };
+    let modules = ModuleFiles::new(&identity, info.as_ref(), named);
     let mut replacement = Replacement {
-        info: &info,
+        sites: SourceSites::new(info.as_ref(), guest.kernel.symbols(), slide, modules),
         guest,
-        kernel: KernelSymbols::new(guest.kernel.symbols(), slide),
         spellings: Spellings::default(),
-        notes: Vec::new(),
+        notes,
     };
     let mut probes = Vec::with_capacity(config.probes.len());
     for probe in config.probes.drain(..) {
@@ -126,7 +190,7 @@ pub(crate) fn replace(
         match replacement.expectation(&mut expectation) {
             Ok(()) => kept.push(expectation),
             // As for a function that the kernel lacks: see `admit`. The lines of a file move with each change of the file, hence the note.
-            Err(SourceLinesError::Site(error)) if expectation.optional && error.is_absence() => {
+            Err(error) if expectation.optional && error.is_absence() => {
                 let note = format!("an optional expectation is skipped: {}", chain(&error));
                 replacement.note(note);
             }
@@ -135,54 +199,54 @@ pub(crate) fn replace(
     }
     *expectations = kept;
     let Replacement {
-        spellings, notes, ..
+        sites,
+        spellings,
+        notes,
+        ..
     } = replacement;
-    let modules = ModuleFiles::new(&identity, &info);
+    let modules = sites.into_module_files();
     Ok(Replaced {
-        info: Some((info, modules)),
+        info: info.map(|info| (info, modules)),
         spellings,
         notes,
     })
 }
 
-/// Drops the expectations that need the debug file, if all of them are optional and no probe needs the file. Otherwise returns `error`.
+/// Drops the expectations that need the kernel's debug file, if all of them are optional and no probe needs the file, and returns a message.
+/// Otherwise returns `error`.
 fn without_file(
     config: &RunConfig,
     expectations: &mut Vec<Expectation>,
     error: DebugFileError,
-) -> Result<Replaced, SourceLinesError> {
+) -> Result<String, SourceLinesError> {
     let is_required = |expectation: &Expectation| !expectation.optional && is_needy(expectation);
-    if needy(config, &[]).is_some() || expectations.iter().any(is_required) {
+    if needs_kernel_file(config, &[]).is_some() || expectations.iter().any(is_required) {
         return Err(error.into());
     }
     let skipped = expectations.iter().filter(|it| is_needy(it));
     let skipped: Vec<String> = skipped.map(ToString::to_string).collect();
     let help = error.help().map(|help| format!("; {help}"));
-    let notes = vec![format!(
+    let note = format!(
         "optional expectations are skipped ({}): {error}{}",
         skipped.join(", "),
         help.unwrap_or_default()
-    )];
+    );
     expectations.retain(|it| !is_needy(it));
-    Ok(Replaced {
-        notes,
-        ..Replaced::default()
-    })
+    Ok(note)
 }
 
 /// A replacement under way.
 #[derive(Debug)]
 struct Replacement<'r> {
-    info: &'r DebugInfo,
+    sites: SourceSites<'r>,
     guest: &'r Guest,
-    kernel: KernelSymbols<'r>,
     spellings: Spellings,
     notes: Vec<String>,
 }
 
 impl Replacement<'_> {
     /// The probes in place of a requested one: those that the engine can resolve.
-    fn probes(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SiteError> {
+    fn probes(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SourceLinesError> {
         let sites = self.sites(spec)?;
         let (sites, left_out) = resolved(&self.guest.kernel, spec, sites);
         left_out.into_iter().for_each(|note| self.note(note));
@@ -190,11 +254,12 @@ impl Replacement<'_> {
     }
 
     /// The places of `spec` that a processor may execute.
-    fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SiteError> {
+    fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SourceLinesError> {
         if !spec.location.needs_debug_info() {
             return Ok(vec![spec.clone()]);
         }
-        let found = sites(self.info, spec, &self.kernel)?;
+        let found = self.sites.of(spec);
+        let found = found.map_err(|error| SourceLinesError::of_sites(spec, error))?;
         found
             .note(spec)
             .into_iter()

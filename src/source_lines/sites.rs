@@ -8,6 +8,7 @@ use introspect::SymbolTable;
 use manifest::{Location, ProbeSpec};
 use thiserror::Error;
 
+use super::module_files::ModuleFileError;
 use crate::exit::{Exit, Failure};
 
 /// The most places of one probe. A function that is inlined more often is no place to stop at.
@@ -42,11 +43,29 @@ pub(crate) enum SiteError {
         /// The first place.
         first: Gva,
     },
+    /// All places are outside a module's functions.
+    #[error(
+        "cannot probe `{spec}`: none of its places is in a function of the module that a processor executes"
+    )]
+    OutsideModule {
+        /// The probe.
+        spec: String,
+    },
     /// A place in a function whose name others have, too, in a kernel that chooses its address at boot.
     #[error(
         "cannot probe `{spec}`: it is in one of several functions called `{name}`, and the kernel's address is not known before it runs"
     )]
     Ambiguous {
+        /// The probe.
+        spec: String,
+        /// The name.
+        name: String,
+    },
+    /// A place in a function of a module whose name others of the module have, too.
+    #[error(
+        "cannot probe `{spec}`: it is in one of several functions of the module called `{name}`"
+    )]
+    AmbiguousInModule {
         /// The probe.
         spec: String,
         /// The name.
@@ -70,7 +89,11 @@ impl SiteError {
                 matches!(source, LineError::NoFile { .. } | LineError::NoCode { .. })
             }
             Self::Inlined { source, .. } => matches!(source, InlinedError::NoCopy { .. }),
-            Self::Outside { .. } | Self::Ambiguous { .. } | Self::TooMany { .. } => false,
+            Self::Outside { .. }
+            | Self::OutsideModule { .. }
+            | Self::Ambiguous { .. }
+            | Self::AmbiguousInModule { .. }
+            | Self::TooMany { .. } => false,
         }
     }
 }
@@ -94,21 +117,33 @@ impl Failure for SiteError {
                 let function = spec.strip_suffix(":inlined").unwrap_or(spec);
                 Some(format!("write {function} for the function itself"))
             }
-            Self::Outside { .. } => {
+            Self::Outside { .. } | Self::OutsideModule { .. } => {
                 Some("write a line with code of a function, or the function itself".to_owned())
             }
             Self::Ambiguous { .. } => Some(
                 "boot with --boot direct, or add the probe to the running guest: hyprobe probe add"
                     .to_owned(),
             ),
+            Self::AmbiguousInModule { .. } => Some("write a line of another function".to_owned()),
             _ => None,
         }
     }
 }
 
+/// Why a probe at a source line or at inlined copies has no sites.
+#[derive(Debug, Error)]
+pub(crate) enum SourceSiteError {
+    /// The debug file of the module.
+    #[error(transparent)]
+    File(#[from] Box<ModuleFileError>),
+    /// The line or the function.
+    #[error(transparent)]
+    Site(#[from] SiteError),
+}
+
 /// The symbols of the guest's kernel, at link-time addresses.
 #[derive(Clone, Debug)]
-pub(crate) struct KernelSymbols<'k> {
+pub(super) struct KernelSymbols<'k> {
     symbols: &'k SymbolTable,
     /// The distance from link-time addresses to running ones; `None` if it is not known.
     slide: Option<i64>,
@@ -117,7 +152,7 @@ pub(crate) struct KernelSymbols<'k> {
 }
 
 impl<'k> KernelSymbols<'k> {
-    pub(crate) fn new(symbols: &'k SymbolTable, slide: Option<i64>) -> Self {
+    pub(super) fn new(symbols: &'k SymbolTable, slide: Option<i64>) -> Self {
         let label = |name| symbols.address_of(name);
         let text = match (label("_text"), label("_sinittext"), label("_einittext")) {
             (Some(start), Some(init), Some(end)) => match label("_etext") {
@@ -150,6 +185,14 @@ pub(crate) struct Sites {
 }
 
 impl Sites {
+    /// The place of `spec`, which needs no debug information, or has none.
+    pub(super) fn only(spec: &ProbeSpec) -> Self {
+        Self {
+            specs: vec![spec.clone()],
+            outside: 0,
+        }
+    }
+
     /// What the user has to know about the places of `spec`.
     pub(crate) fn note(&self, spec: &ProbeSpec) -> Option<String> {
         let why = "they are outside of the functions that the kernel executes";
@@ -163,42 +206,42 @@ pub(super) fn left_out(spec: &ProbeSpec, number: usize, all: usize, why: &str) -
     format!("of the {all} places of `{spec}`, {number} are left out: {why}")
 }
 
-/// The probes in place of `spec`, which is at a source line or at inlined copies.
-pub(crate) fn sites(
+/// The probes in place of `spec`, which is at a source line or at inlined copies in the kernel.
+pub(super) fn sites(
     info: &DebugInfo,
     spec: &ProbeSpec,
     kernel: &KernelSymbols<'_>,
 ) -> Result<Sites, SiteError> {
-    let addresses = match &spec.location {
+    let addresses = addresses(info, spec)?;
+    at_addresses(spec, &addresses, |address| location(spec, address, kernel))
+}
+
+/// The addresses in the file `info` of the line or the inlined copies of `spec`; none for another place.
+pub(super) fn addresses(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<Gva>, SiteError> {
+    match &spec.location {
         Location::Line { file, line } => {
             info.addresses_of_line(file, *line)
                 .map_err(|source| SiteError::Line {
                     spec: spec.to_string(),
                     source,
-                })?
+                })
         }
         Location::Inlined(function) => {
             info.inlined_copies(function)
                 .map_err(|source| SiteError::Inlined {
                     spec: spec.to_string(),
                     source,
-                })?
+                })
         }
-        Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) => {
-            return Ok(Sites {
-                specs: vec![spec.clone()],
-                outside: 0,
-            });
-        }
-    };
-    at_addresses(spec, &addresses, kernel)
+        Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) => Ok(Vec::new()),
+    }
 }
 
-/// The probes at `addresses`, the places of `spec`.
-fn at_addresses(
+/// The probes at `addresses`, the places of `spec`, each at the `location` of its address, if the address has one.
+pub(super) fn at_addresses(
     spec: &ProbeSpec,
     addresses: &[Gva],
-    kernel: &KernelSymbols<'_>,
+    location: impl Fn(Gva) -> Result<Option<Location>, SiteError>,
 ) -> Result<Sites, SiteError> {
     if addresses.len() > MAX_SITES {
         return Err(SiteError::TooMany {
@@ -208,7 +251,7 @@ fn at_addresses(
     }
     let mut specs = Vec::with_capacity(addresses.len());
     for address in addresses {
-        if let Some(location) = location(spec, *address, kernel)? {
+        if let Some(location) = location(*address)? {
             specs.push(ProbeSpec {
                 location,
                 ..spec.clone()
@@ -323,7 +366,7 @@ mod tests {
             let kernel = KernelSymbols::new(&symbols, None);
             let at = |lows: &[u64]| {
                 let addresses: Vec<Gva> = lows.iter().map(|low| Gva(BASE + low)).collect();
-                at_addresses(&line(), &addresses, &kernel)
+                at_addresses(&line(), &addresses, |at| location(&line(), at, &kernel))
             };
             // The third is a replacement, in a section between `_einittext` and the next symbol.
             let found = at(&[0x20, 0x2120, 0x2a00]).expect("places");
@@ -350,7 +393,8 @@ mod tests {
     fn more_places_than_the_limit_are_refused() {
         let symbols = table(&LAYOUT);
         let addresses = vec![Gva(BASE + 0x20); MAX_SITES + 1];
-        let error = at_addresses(&line(), &addresses, &KernelSymbols::new(&symbols, None));
+        let kernel = KernelSymbols::new(&symbols, None);
+        let error = at_addresses(&line(), &addresses, |at| location(&line(), at, &kernel));
         let error = error.expect_err("too many");
         assert!(matches!(&error, SiteError::TooMany { found, .. } if *found == MAX_SITES + 1));
         assert!(!error.is_absence());

@@ -17,6 +17,7 @@ mod ends;
 mod judged;
 mod kaslr;
 mod many;
+mod module_lines;
 mod module_tracepoints;
 mod module_types;
 mod modules;

@@ -129,6 +129,34 @@ fn paths_are_relative_to_the_directories_of_the_kernel_if_the_module_is_within()
 }
 
 #[test]
+fn function_of_an_address_is_in_the_section_of_the_address() {
+    const COPIED: &str = "\
+	.section .altinstr_replacement,\"ax\"
+	nop
+	nop
+";
+    let flags = ["-r", "-mcmodel=kernel", "-gdwarf-5"];
+    let sources = [("sub/m.c", SECTIONS_C), ("copied.S", COPIED)];
+    let info = open(&Program::of_sources(&sources, &flags).path());
+    for function in ["first", "begin", "last"] {
+        let symbol = symbol(&info, function);
+        let found = info.module_function_at(symbol.address.wrapping_add(1));
+        let found = found.map(|found| (found.symbol.name, found.offset));
+        assert_eq!(found, Some((function.to_owned(), 1)));
+    }
+    let copied = info.addresses_of_line("copied.S", 2).expect("an address")[0];
+    // The last symbol is below, in another section.
+    assert!(symbol(&info, "last").address < copied);
+    for at in [Gva(0), copied] {
+        assert_eq!(info.module_function_at(at), None, "{at}");
+    }
+    let kernel = Program::compile(&[]);
+    let kernel = DebugInfo::open(&kernel.path()).expect("a kernel");
+    let code = symbol(&kernel, "begin").address;
+    assert_eq!(kernel.module_function_at(code), None);
+}
+
+#[test]
 fn linked_file_is_no_module() {
     let program = Program::compile(&[]);
     let error = DebugInfo::open_module(&program.path(), &[]).expect_err("linked");

@@ -81,5 +81,6 @@ fn unloaded(spec: &ProbeSpec) -> Option<String> {
         return Some(AwaitsModule { spec }.to_string());
     }
     let module = spec.module.clone()?;
+    let module = module.name;
     Some(NotLoaded { module }.to_string())
 }

@@ -41,6 +41,9 @@ pub enum SpecProblem {
     /// An empty or invalid module name.
     #[error("`{0}` cannot be the name of a module")]
     BadModule(String),
+    /// A build-id that is none.
+    #[error("`{0}` cannot be the beginning of a module's build-id")]
+    BadBuild(String),
     /// More parts than a kind, a module and a symbol.
     #[error("it has too many colons")]
     TooManyColons,
@@ -135,7 +138,7 @@ impl SpecError {
                 Some("write syscall:NAME, or retsyscall:NAME for its return".to_owned())
             }
             SpecProblem::BadLine(_) => {
-                Some("write kprobe:FILE:LINE, like kprobe:fs/read_write.c:450".to_owned())
+                Some("write kprobe:FILE:LINE, like kprobe:fs/read_write.c:450, or kprobe:MODULE:FILE:LINE".to_owned())
             }
             SpecProblem::LineOfOther => {
                 Some("write kprobe:FILE:LINE or kprobe:FUNCTION:inlined".to_owned())
@@ -143,6 +146,9 @@ impl SpecError {
             SpecProblem::TooManyColons => {
                 Some("write kprobe:MODULE:SYMBOL or kprobe:SYMBOL".to_owned())
             }
+            SpecProblem::BadBuild(_) => Some(
+                "write MODULE@DIGITS, with the first hexadecimal digits of the build-id".to_owned(),
+            ),
             SpecProblem::AddressInModule => Some("leave the module out".to_owned()),
             SpecProblem::BadAddress(digits)
                 if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) =>

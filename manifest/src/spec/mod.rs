@@ -5,7 +5,7 @@
 //! kprobe:SYMBOL+OFFSET    kprobe:vfs_read+0x5    kprobe:vfs_read+5
 //! kprobe:PATTERN          kprobe:vfs_*           every function that matches; * ? [a-z]
 //! kprobe:ADDRESS          kprobe:0xffffffff81234567
-//! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
+//! kprobe:MODULE:SYMBOL    and so with an offset, a pattern, a line or inlined copies; kprobe:MODULE@BUILD:SYMBOL: in this build
 //! kprobe:FILE:LINE        kprobe:fs/read_write.c:450   every place with code of the line
 //! kprobe:FUNCTION:inlined kprobe:rw_verify_area:inlined   every inlined copy
 //! syscall:NAME            syscall:openat         syscall:*read*
@@ -18,6 +18,7 @@
 //! information only: the command replaces them by symbols with offsets, before the engine sees the probes.
 
 mod error;
+mod module;
 mod names;
 mod parse;
 
@@ -28,6 +29,7 @@ use address::Gva;
 use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
+pub use module::ModuleSpec;
 
 /// Kind of the probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -144,7 +146,7 @@ pub struct ProbeSpec {
     /// The kind.
     pub kind: ProbeKind,
     /// The module with the symbol; without a module, any symbol of the name matches. Always `None` for an address.
-    pub module: Option<String>,
+    pub module: Option<ModuleSpec>,
     /// The location.
     pub location: Location,
 }

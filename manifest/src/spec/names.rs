@@ -35,7 +35,7 @@ impl ProbeSpec {
             |name: &str| name == pattern || (glob_matches(pattern, name) && is_function_name(name));
         match (&self.module, place.split_once(':')) {
             (None, None) => matches(place),
-            (Some(module), Some((of, symbol))) => of == module && matches(symbol),
+            (Some(module), Some((of, symbol))) => module.is_called(of) && matches(symbol),
             _ => false,
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use address::Gva;
 
 use super::error::{ELSEWHERE, MAX_BYTES};
-use super::{INLINED, Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
+use super::{INLINED, Location, ModuleSpec, ProbeKind, ProbeSpec, SpecError, SpecProblem};
 
 /// A piece of the text, with its position.
 #[derive(Clone, Copy)]
@@ -62,16 +62,25 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if kind == ProbeKind::Tracepoint {
         return parse_tracepoint(place);
     }
-    if let Some((named, behind)) = place.split(':')
-        && (named.text.contains('.') || behind.text == INLINED)
-    {
-        return parse_source(kind, place, named, behind);
+    if let Some(location) = parse_source(kind, place)? {
+        return Ok(ProbeSpec {
+            kind,
+            module: None,
+            location,
+        });
     }
     let (module, place) = match place.split(':') {
         None => (None, place),
         Some(_) if kind.is_syscall() => return Err(place.is(SpecProblem::SyscallInModule)),
         Some((module, place)) => (Some(parse_module(module)?), place),
     };
+    if let Some(location) = parse_source(kind, place)? {
+        return Ok(ProbeSpec {
+            kind,
+            module,
+            location,
+        });
+    }
     if place.text.contains(':') {
         return Err(place.is(SpecProblem::TooManyColons));
     }
@@ -99,13 +108,14 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     })
 }
 
-/// Parses `FILE:LINE` and `FUNCTION:inlined`. The name of a module has no dot.
-fn parse_source(
-    kind: ProbeKind,
-    place: Piece<'_>,
-    named: Piece<'_>,
-    behind: Piece<'_>,
-) -> Result<ProbeSpec, SpecError> {
+/// Parses `FILE:LINE` and `FUNCTION:inlined`; `None` for another place. The name of a module has no dot.
+fn parse_source(kind: ProbeKind, place: Piece<'_>) -> Result<Option<Location>, SpecError> {
+    let source = place.split(':');
+    let source =
+        source.filter(|(named, behind)| named.text.contains('.') || behind.text == INLINED);
+    let Some((named, behind)) = source else {
+        return Ok(None);
+    };
     if kind != ProbeKind::Kprobe {
         return Err(place.is(SpecProblem::LineOfOther));
     }
@@ -131,11 +141,7 @@ fn parse_source(
             line: line.ok_or_else(bad)?,
         }
     };
-    Ok(ProbeSpec {
-        kind,
-        module: None,
-        location,
-    })
+    Ok(Some(location))
 }
 
 /// Parses `GROUP:NAME`; each may be a pattern.
@@ -194,13 +200,29 @@ fn parse_kind(word: Piece<'_>) -> Result<ProbeKind, SpecError> {
     ))
 }
 
-fn parse_module(name: Piece<'_>) -> Result<String, SpecError> {
+/// Parses `NAME` and `NAME@BUILD`.
+fn parse_module(module: Piece<'_>) -> Result<ModuleSpec, SpecError> {
+    let (name, build) = match module.split('@') {
+        Some((name, build)) => (name, Some(build)),
+        None => (module, None),
+    };
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if name.text.is_empty() || !name.text.chars().all(fits) {
         return Err(name.is(SpecProblem::BadModule(name.text.to_owned())));
     }
-    // The kernel's name of a module has underscores, even if the file's name has hyphens.
-    Ok(name.text.replace('-', "_"))
+    Ok(ModuleSpec {
+        // The kernel's name of a module has underscores, even if the file's name has hyphens.
+        name: name.text.replace('-', "_"),
+        build: build.map(parse_build).transpose()?,
+    })
+}
+
+fn parse_build(build: Piece<'_>) -> Result<String, SpecError> {
+    let is_digits = build.text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match is_digits && !build.text.is_empty() {
+        true => Ok(build.text.to_ascii_lowercase()),
+        false => Err(build.is(SpecProblem::BadBuild(build.text.to_owned()))),
+    }
 }
 
 fn parse_place(place: Piece<'_>) -> Result<Location, SpecError> {

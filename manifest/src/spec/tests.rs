@@ -50,13 +50,35 @@ fn what_is_written_is_what_is_meant() {
             None,
             Location::Inlined("vfs_read".to_owned()),
         ),
+        (
+            "kprobe:ext4:fs/ext4/file.c:12",
+            Some("ext4"),
+            Location::Line {
+                file: "fs/ext4/file.c".to_owned(),
+                line: 12,
+            },
+        ),
+        (
+            "kprobe:ext4:ext4_sb:inlined",
+            Some("ext4"),
+            Location::Inlined("ext4_sb".to_owned()),
+        ),
+        (
+            "kprobe:nf-tables@00AB:nft_do_chain+0x5",
+            Some("nf_tables@00ab"),
+            symbol("nft_do_chain", 5),
+        ),
     ] {
         let spec = parsed(text);
         assert_eq!(
-            (spec.module.as_deref(), &spec.location),
+            (
+                spec.module.map(|module| module.to_string()).as_deref(),
+                &spec.location
+            ),
             (module, &location),
             "{text}"
         );
+        let spec = parsed(text);
         assert_eq!(
             parsed(&spec.to_string()),
             spec,
@@ -215,4 +237,41 @@ fn names_belong_to_specifications() {
         parsed("tracepoint:sched:sched_switch").to_string(),
         "tracepoint:sched:sched_switch"
     );
+}
+
+#[test]
+fn module_of_a_build_has_digits_behind_the_name() {
+    for (text, spot) in [
+        ("kprobe:ext4@:f", ""),
+        ("kprobe:ext4@xy:f", "xy"),
+        ("kprobe:@00:f", ""),
+    ] {
+        assert_eq!(refused(text).1, spot, "{text}");
+    }
+    let module = |text: &str| parsed(text).module.expect("a module");
+    let of_build = module("kprobe:ext4@00ab:f");
+    for (build_id, fits) in [
+        (Some("00ab12"), true),
+        (Some("00ab"), true),
+        (Some("00ac12"), false),
+        (Some("00a"), false),
+        (None, false),
+    ] {
+        assert_eq!(of_build.is_of_build(build_id), fits, "{build_id:?}");
+        assert!(module("kprobe:ext4:f").is_of_build(build_id));
+    }
+}
+
+#[test]
+fn pattern_of_a_build_stands_for_matches_of_the_build() {
+    let name = "kprobe:ext4@00ab:ext4_sync_fs";
+    for (pattern, fits) in [
+        ("kprobe:ext4@00ab:ext4_*", true),
+        ("kprobe:ext4@00ac:ext4_*", false),
+        ("kprobe:ext4:ext4_*", false),
+        ("kprobe:xfs@00ab:ext4_*", false),
+    ] {
+        assert_eq!(parsed(pattern).stands_for(name), fits, "{pattern}");
+    }
+    assert!(!parsed("kprobe:ext4@00ab:ext4_*").stands_for("kprobe:ext4:ext4_sync_fs"));
 }

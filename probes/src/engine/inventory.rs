@@ -196,7 +196,7 @@ fn status(probe: &Probe) -> ProbeStatus {
         module: probe
             .in_module
             .as_ref()
-            .and_then(|spec| spec.module.clone()),
+            .and_then(|spec| Some(spec.module.as_ref()?.name.clone())),
         enabled: probe.is_enabled(),
         action,
         aggregate: probe

@@ -103,6 +103,6 @@ impl<'m> ModuleSites<'m> {
 /// Whether `probe` may have sites in `module`.
 pub(crate) fn may_be_in(probe: &Probe, module: &LoadedModule) -> bool {
     let spec = probe.in_module.as_ref();
-    let named = spec.and_then(|spec| spec.module.as_deref());
+    let named = spec.and_then(|spec| Some(spec.module.as_ref()?.name.as_str()));
     named == Some(module.name()) || (probe.awaits_tracepoint() && module.tracepoints().is_some())
 }

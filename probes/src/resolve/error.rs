@@ -50,6 +50,19 @@ pub enum ResolveProblem {
         /// The name, or the glob without a match.
         name: String,
     },
+    /// The module is loaded, and the site is in another build.
+    #[error(
+        "the build-id of the module `{module}` {}, and that of the probe begins with {wanted}",
+        .build_id.as_ref().map_or_else(|| "is not known".to_owned(), |id| format!("is {id}"))
+    )]
+    OtherBuild {
+        /// The module.
+        module: String,
+        /// The first digits of the build-id in the specification.
+        wanted: String,
+        /// The build-id of the loaded module, if it has one in memory.
+        build_id: Option<String>,
+    },
     /// No function matches a glob.
     #[error("no function's name matches `{pattern}`")]
     NoMatch {

@@ -107,14 +107,17 @@ fn resolve_sites(
     if spec.kind == ProbeKind::Tracepoint {
         return tracepoints::resolve(kernel, spec).map_err(failed);
     }
+    if spec.location.needs_debug_info() {
+        return Err(failed(ResolveProblem::NoDebugInfo));
+    }
     if let Some(module) = &spec.module {
         kernel.modules().map_err(|error| {
             failed(ResolveProblem::Module {
-                module: module.clone(),
+                module: module.name.clone(),
                 why: error.to_string(),
             })
         })?;
-        let module = module.clone();
+        let module = module.name.clone();
         return Ok(vec![Resolved {
             name: spec.to_string().into(),
             place: Err(NotLoaded { module }.into()),
@@ -198,6 +201,15 @@ pub(crate) fn in_module(
         module: module.name().to_owned(),
         name: name.to_owned(),
     };
+    let build_id = module.module().build_id().map(ToString::to_string);
+    let wanted = spec.module.as_ref();
+    if let Some(wanted) = wanted.filter(|wanted| !wanted.is_of_build(build_id.as_deref())) {
+        return Err(ResolveProblem::OtherBuild {
+            module: module.name().to_owned(),
+            wanted: wanted.build.clone().unwrap_or_default(),
+            build_id,
+        });
+    }
     match &spec.location {
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
         Location::Line { .. } | Location::Inlined(_) => Err(ResolveProblem::NoDebugInfo),

@@ -129,12 +129,11 @@ fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, Chec
     };
     let mut plan = merge(&run, &say)?;
     let guest = Guest::load(&plan.config, &say)?;
-    let debug_info = args.debug_info.as_deref();
     let replaced = replace(
         &mut plan.config,
         &mut plan.expectations,
         &guest,
-        debug_info,
+        &args.debug_info,
         MayFetch::Yes(&say),
     )?;
     for note in &replaced.notes {

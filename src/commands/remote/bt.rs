@@ -20,7 +20,7 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         _ => StacksOf::Vcpus,
     };
     let mut kernel = Viewed::open(&args.view.kernel)?;
-    let mut lines = frame_lines(args.debug_info.as_deref(), || kernel.identity())?;
+    let mut lines = frame_lines(&args.debug_info, || kernel.identity())?;
     let mut stacks = kernel.stacks(of)?;
     if let Some(lines) = &mut lines {
         stacks

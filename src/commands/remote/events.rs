@@ -17,7 +17,7 @@ use crate::stderr::say;
 /// Prints events as they arrive, in the form of the run's own output. With `registers`, lines of text have the registers below.
 pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteError> {
     let mut client = connect(&args.run)?;
-    let mut lines = frame_lines(args.debug_info.as_deref(), || Ok(identity(&mut client)?.0))?;
+    let mut lines = frame_lines(&args.debug_info, || Ok(identity(&mut client)?.0))?;
     let events = client.events(args.from)?;
     let mut out = io::stdout().lock();
     let style = Style::for_stream(io::stdout().is_terminal());

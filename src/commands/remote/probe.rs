@@ -16,7 +16,7 @@ use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::{Progress, printable};
-use crate::source_lines::{self, KernelSymbols, MayFetch, SourceLinesError, sites};
+use crate::source_lines::{self, MayFetch, ModuleFiles, NamedFiles, SourceLinesError, SourceSites};
 use crate::stderr::say;
 
 /// Executes the command.
@@ -80,27 +80,40 @@ fn wanted(args: &AddArgs, specs: &[String]) -> AddProbes {
 fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, RemoteError> {
     let parsed = |spec: &String| spec.parse::<ProbeSpec>().ok();
     let needs = |spec: &ProbeSpec| spec.location.needs_debug_info();
-    let Some(needy) = args.specs.iter().filter_map(parsed).find(needs) else {
+    let needy: Vec<ProbeSpec> = args.specs.iter().filter_map(parsed).filter(needs).collect();
+    if needy.is_empty() {
         return Ok(args.specs.clone());
-    };
+    }
+    let named = NamedFiles::new(&args.debug_info).map_err(SourceLinesError::from)?;
     let (kernel, slide) = identity(client)?;
-    let progress = Progress::on_stderr();
-    let show = |text| progress.say(text);
-    let given = args.debug_info.as_deref();
-    let info = source_lines::open(given, &kernel, &needy.to_string(), MayFetch::Yes(&show));
-    progress.clear();
-    let info = info.map_err(SourceLinesError::from)?;
+    let in_kernel = needy.iter().find(|spec| spec.module.is_none());
+    let info = match in_kernel {
+        Some(spec) => {
+            let progress = Progress::on_stderr();
+            let show = |text| progress.say(text);
+            let may_fetch = MayFetch::Yes(&show);
+            let info = source_lines::open(named.kernel(), &kernel, &spec.to_string(), may_fetch);
+            progress.clear();
+            Some(info.map_err(SourceLinesError::from)?)
+        }
+        // Lines of modules need no file of the kernel.
+        None => source_lines::open(named.kernel(), &kernel, "", MayFetch::No).ok(),
+    };
+    let modules = ModuleFiles::new(&kernel, info.as_ref(), named);
     // The build-ids are equal, so the symbols are the kernel's.
-    let kernel = KernelSymbols::new(info.symbols(), slide);
+    let symbols = info.as_ref().map(|info| info.symbols().clone());
+    let symbols = symbols.unwrap_or_default();
+    let mut sites = SourceSites::new(info.as_ref(), &symbols, slide, modules);
     let mut places = Places::default();
     for text in &args.specs {
         match parsed(text) {
             Some(spec) if needs(&spec) => {
-                let sites = sites(&info, &spec, &kernel).map_err(SourceLinesError::from)?;
-                if let Some(note) = sites.note(&spec) {
+                let found = sites.of(&spec);
+                let found = found.map_err(|error| SourceLinesError::of_sites(&spec, error))?;
+                if let Some(note) = found.note(&spec) {
                     say(format_args!("hyprobe: {}", printable(&note)));
                 }
-                places.push(text, sites.specs.iter().map(ToString::to_string).collect());
+                places.push(text, found.specs.iter().map(ToString::to_string).collect());
             }
             // The run says what is wrong with a specification.
             _ => places.push(text, vec![text.clone()]),

@@ -157,13 +157,12 @@ fn boot(
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
     let mut expectations = case.plan.expectations.clone();
-    let debug_info = case.debug_info.as_deref();
     // The process has no right to the network any more: see `debug_files`.
     let replaced = replace(
         &mut config,
         &mut expectations,
         &guest,
-        debug_info,
+        &case.debug_info,
         MayFetch::No,
     )?;
     replaced.notes.iter().for_each(|note| tell(case, note));

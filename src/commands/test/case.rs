@@ -27,7 +27,7 @@ pub(super) struct Case {
     /// The run.
     pub(super) plan: Plan,
     /// The debug file of the kernel, if the user names one.
-    pub(super) debug_info: Option<PathBuf>,
+    pub(super) debug_info: Vec<PathBuf>,
 }
 
 impl Case {

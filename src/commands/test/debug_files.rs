@@ -7,7 +7,9 @@ use errors::chain;
 use super::schedule::Job;
 use crate::report::printable;
 use crate::run::guest::load_kernel;
-use crate::source_lines::{self, Debuginfod, KernelIdentity, MayFetch, needy};
+use crate::source_lines::{
+    self, Debuginfod, KernelIdentity, MayFetch, NamedFiles, needs_kernel_file,
+};
 
 /// Fetches the missing debug files of the kernels into the cache of debuginfod, if the environment names servers. `show` gets the progress, and
 /// `tell` the reasons for files that are still missing: the cases then end with an error of their own.
@@ -18,8 +20,10 @@ pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), tell: &dyn Fn(String)) 
     let mut seen = HashSet::new();
     for Job { case, .. } in jobs {
         let config = &case.plan.config;
-        let needy = needy(config, &case.plan.expectations);
-        let (Some(spec), None) = (needy, &case.debug_info) else {
+        let has_named =
+            NamedFiles::new(&case.debug_info).is_ok_and(|named| named.kernel().is_some());
+        let needy = needs_kernel_file(config, &case.plan.expectations);
+        let Some(spec) = needy.filter(|_| !has_named) else {
             continue;
         };
         if !seen.insert(config.kernel.path()) {

@@ -55,20 +55,20 @@ pub(super) fn give_up(
     }
 }
 
-/// If the case uses debug information, the folders with the debug files of this host, which may have those of modules, and the file that the user
+/// If the case uses debug information, the folders with the debug files of this host, which may have those of modules, and the files that the user
 /// names.
 fn debug_files(case: &Case) -> Vec<PathBuf> {
     let named = &case.debug_info;
     let is_needy = || needy(&case.plan.config, &case.plan.expectations).is_some();
-    let folders = (named.is_some() || is_needy()).then(debug_folders);
+    let folders = (!named.is_empty() || is_needy()).then(debug_folders);
     let folders = folders.into_iter().flatten();
-    named.clone().into_iter().chain(folders).collect()
+    named.iter().cloned().chain(folders).collect()
 }
 
 /// Checks that the process, which now has the user `uid`, can still read the files of the cases.
 fn check_files(jobs: &[Job], uid: u32) -> Result<(), TestError> {
     let configs = jobs.iter().map(|job| &job.case.plan.config);
-    let debug_files = jobs.iter().map(|job| job.case.debug_info.clone());
+    let debug_files = jobs.iter().flat_map(|job| job.case.debug_info.clone());
     let is_demo = |config: &RunConfig| config.initrd == Initrd::Demo;
     if configs.clone().any(is_demo) && !owns_cache(uid) {
         return Err(IdentityError::Cache { uid }.into());
@@ -80,7 +80,7 @@ fn check_files(jobs: &[Job], uid: u32) -> Result<(), TestError> {
         };
         [Some(config.kernel.path()), initrd]
     });
-    for path in paths.chain(debug_files).flatten() {
+    for path in paths.flatten().chain(debug_files) {
         if access(&path, Access::READ_OK).is_err() {
             return Err(IdentityError::Unreadable { uid, path }.into());
         }

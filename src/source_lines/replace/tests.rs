@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use debuginfo::synthetic::Program;
 use tempfile::TempDir;
 
 use super::*;
@@ -42,9 +43,14 @@ impl Kernel {
 
     /// The plan with places, and the notes.
     fn replaced(&self, tables: &str) -> Result<(Plan, Vec<String>), String> {
+        self.replaced_by(tables, &[])
+    }
+
+    /// The plan with places by the files `given`, and the notes.
+    fn replaced_by(&self, tables: &str, given: &[PathBuf]) -> Result<(Plan, Vec<String>), String> {
         let (mut plan, guest) = self.plan(tables);
         let (config, expectations) = (&mut plan.config, &mut plan.expectations);
-        let replaced = replace(config, expectations, &guest, None, MayFetch::No);
+        let replaced = replace(config, expectations, &guest, given, MayFetch::No);
         let replaced = replaced.map_err(|error| chain(&error))?;
         let admitted = admit(
             &mut plan.config,
@@ -70,6 +76,12 @@ impl Kernel {
         ));
         probe.at.to_string()
     }
+}
+
+/// The probes of the plan.
+fn names(plan: &Plan) -> Vec<String> {
+    let probes = plan.config.probes.iter();
+    probes.map(|probe| probe.at.to_string()).collect()
 }
 
 const EXPECTED: &str = "[[expect]]\nprobe = 'kprobe:check:inlined'\nat_least = 1\n";
@@ -108,13 +120,7 @@ fn probes_at_one_place_without_a_program_become_one() {
     let (plan, notes) = kernel
         .replaced(&format!("{probe}{EXPECTED}"))
         .expect("one probe");
-    let probes: Vec<String> = plan
-        .config
-        .probes
-        .iter()
-        .map(|it| it.at.to_string())
-        .collect();
-    assert_eq!(probes, [place]);
+    assert_eq!(names(&plan), [place]);
     assert_eq!(notes, [] as [&str; 0]);
 }
 
@@ -191,4 +197,39 @@ fn place_that_the_engine_cannot_resolve_is_left_out_if_others_remain() {
     // With no other place, the check of the run says why.
     let (sites, note) = resolved(&guest.kernel, &spec, vec![bad.clone()]);
     assert_eq!((sites, note), (vec![bad], None));
+}
+
+#[test]
+fn line_of_a_module_needs_no_debug_file_of_the_kernel() {
+    let kernel = Kernel::build();
+    kernel.strip();
+    let source = "int begin(int n)\n{\n\treturn n * 3;\n}\n";
+    let flags = ["-r", "-mcmodel=kernel"];
+    let module = Program::of_sources(&[("sub/m.c", source)], &flags);
+    let file = kernel.dir.path().join("m.ko");
+    fs::copy(module.path(), &file).expect("copied");
+    let probe = "[[probe]]\nat = 'kprobe:m:m.c:3'\n";
+    let (plan, notes) = kernel.replaced_by(probe, &[file]).expect("a place");
+    let probes = names(&plan);
+    let [place] = &probes[..] else {
+        panic!("{probes:?}");
+    };
+    assert!(
+        place.starts_with("kprobe:m@") && place.contains(":begin"),
+        "{place}"
+    );
+    assert_eq!(notes, [] as [&str; 0]);
+    let told = kernel.replaced(probe).expect_err("no file");
+    assert!(
+        told.starts_with("cannot probe `kprobe:m:m.c:3`: "),
+        "{told}"
+    );
+    // Another host may have the file.
+    let optional = "[[expect]]\nprobe = 'kprobe:m:m.c:3'\nat_least = 1\noptional = true\n";
+    let (plan, notes) = kernel.replaced(optional).expect("nothing else needs it");
+    assert_eq!(plan.expectations, []);
+    assert!(
+        notes[0].starts_with("an optional expectation is skipped: "),
+        "{notes:?}"
+    );
 }

@@ -11,10 +11,10 @@ use manifest::ProbeSpec;
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
 use crate::arguments::ArgumentSource;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::module::LoadedModule;
+use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::resolve::{Place, Via, When};
+use crate::resolve::{Place, ResolveProblem, Via, When, in_module};
 
 const MODULE: Gva = Gva(0x7000);
 const IN_MODULE: ProbeId = ProbeId(99);
@@ -165,4 +165,24 @@ fn probe_in_a_module_that_goes_keeps_no_types() {
     }));
     guest.reach(guest.unloads, MODULE.0);
     assert!(probe.place().is_none() && probe.signature().is_none());
+}
+
+#[test]
+fn probe_of_another_build_is_refused_with_both_builds() {
+    let rig = Rig::new(&SyntheticKernel::new(), &[]);
+    let module = Module::with_regions(MODULE, "m", Vec::new());
+    let planter = &rig.engine.running.planter;
+    let module = &LoadedModule::new(module, planter, &PagingState::four_level(ROOT));
+    let code = ModuleCode { module, planter };
+    let problem = |spec: &str| {
+        let spec: ProbeSpec = spec.parse().expect("a probe");
+        let found = in_module(module, &code, &TextSymbols::new(module), &spec);
+        found.expect_err("no such function")
+    };
+    let any = problem("kprobe:m:f");
+    assert!(matches!(any, ResolveProblem::NotInModule { .. }), "{any}");
+    assert_eq!(
+        problem("kprobe:m@00ab:f").to_string(),
+        "the build-id of the module `m` is not known, and that of the probe begins with 00ab"
+    );
 }
