@@ -88,6 +88,14 @@ impl Paused for Pause<'_> {
         Ok(())
     }
 
+    fn protect_pages(&self, _: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
+    fn lift_protection(&self, _: bool) -> Result<(), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
     fn map_detour(&self, _: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
         unreachable!("only an engine asks for it")
     }

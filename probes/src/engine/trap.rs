@@ -99,6 +99,7 @@ fn name(trap: Trap) -> &'static str {
         Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",
         Trap::HardwareBreakpoint { .. } => "a debug register",
         Trap::GuestWrite { .. } => "a guest write to a probed page",
+        Trap::ProtectedWrite { .. } => "a guest write to a page with watched data",
         Trap::MsrWrite { .. } => "the write of an MSR",
         Trap::EmulationFailure => "an instruction that KVM cannot emulate",
     }
