@@ -27,4 +27,4 @@ pub use file::{
 pub use inject::{Due, Injection};
 pub use probe_config::{Action, ProbeConfig};
 pub use program_conflict::{ProgramConflict, RequestedProbes};
-pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
+pub use spec::{DataBase, Location, ProbeKind, ProbeSpec, SpecError, SpecProblem, WatchedData};

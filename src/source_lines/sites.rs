@@ -184,7 +184,7 @@ pub(crate) fn sites(
                     source,
                 })?
         }
-        Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) => {
+        Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) | Location::Data(_) => {
             return Ok(Sites {
                 specs: vec![spec.clone()],
                 outside: 0,

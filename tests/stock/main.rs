@@ -34,3 +34,4 @@ mod turns;
 mod typed;
 mod views;
 mod warns;
+mod watch;

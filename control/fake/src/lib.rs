@@ -204,7 +204,7 @@ impl Target for Straw {
         let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
-            Location::Line { .. } | Location::Inlined(_) => true,
+            Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => true,
         });
         if let Some(probe) = lost {
             return Err(ResolveError {

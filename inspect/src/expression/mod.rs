@@ -19,3 +19,4 @@ mod tests;
 pub use error::{EvaluateError, ParseError, Span};
 pub use evaluate::{Object, Place};
 pub use tree::{Expression, TypeName};
+pub use variable::declared_type;

@@ -19,16 +19,23 @@ impl Engine {
                 self.hits.on_debug_hit(vcpu, fired, at)?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                let data = &bytes[..len.min(8)];
+                if self.watches.guest_write(vcpu, gpa, data)? {
+                    return Ok(TrapOutcome::Resume);
+                }
                 self.unprobed_exits.count_guest_write();
                 if self.writes.is_detour_write(gpa) {
                     return Ok(TrapOutcome::Resume);
                 }
-                let data = &bytes[..len.min(8)];
                 if self.writes.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(outcome_of(self.writes.on_guest_write(gpa, data)?));
             }
+            (Trap::ProtectedWrite { at }, _) => {
+                self.protected_writes.on_protected_write(vcpu, at)?
+            }
+            (Trap::EmulationFailure, _) => self.protected_writes.on_emulation_failure(vcpu)?,
             (
                 Trap::MsrWrite {
                     index: MSR_LSTAR, ..
@@ -67,6 +74,14 @@ impl Engine {
                 self.paused_hits
                     .on_paused_debug_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
+            }
+            Trap::ProtectedWrite { at } => {
+                let writes = &self.protected_writes;
+                let hit = writes.on_paused_protected_write(vcpu, paused, at, run)?;
+                Ok(match hit {
+                    HitOutcome::Resume => TrapOutcome::Resume,
+                    HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
+                })
             }
             Trap::GuestWrite { gpa, bytes, len } => {
                 let data = &bytes[..len.min(8)];
