@@ -290,6 +290,11 @@ impl Detour {
         self.read().region().is_some_and(|region| region.maps(at))
     }
 
+    /// Reads the region's bytes from `at` on. `None` if the region has no page there.
+    pub fn read_at(&self, at: Gva, buf: &mut [u8]) -> Option<()> {
+        self.read().region()?.read(at, buf)
+    }
+
     /// Whether a vCPU at `rip` is on its way to a detour: between an `int3` and the lookup of its site.
     pub fn is_before_lookup(&self, rip: Gva) -> bool {
         let state = self.read();

@@ -242,6 +242,13 @@ impl Pages {
     }
 
     /// Writes to a page.
+    /// Reads the region's bytes from `at` on, within a page. `None` if the region has no page there.
+    pub(super) fn read(&self, at: Gva, buf: &mut [u8]) -> Option<()> {
+        let page = self.mapped.iter().find(|page| page.holds(at))?;
+        let offset = at.offset_from(page.base)?;
+        self.memory.read(page.gpa.wrapping_add(offset), buf).ok()
+    }
+
     pub(super) fn write(&self, page: Page, offset: usize, bytes: &[u8]) -> Result<(), GuestError> {
         let at = page.gpa.wrapping_add(offset as u64);
         Ok(self.memory.write(at, bytes)?)

@@ -119,6 +119,11 @@ impl Region {
         Ok(())
     }
 
+    /// Reads the region's bytes; see [`Pages::read`].
+    pub(super) fn read(&self, at: Gva, buf: &mut [u8]) -> Option<()> {
+        self.pages.read(at, buf)
+    }
+
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle).
     pub(super) fn kernel(&self) -> &KernelSpace {
         &self.pages.kernel

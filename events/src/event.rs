@@ -64,6 +64,10 @@ pub struct Hit {
     pub regs: Registers,
     /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
     pub args: [Hex; 6],
+    /// For a watchpoint: the write. `ip` and `symbol` are those of the instruction that writes, or, if KVM has emulated the instruction
+    /// (`regs` are those behind it then), of the instruction in front of RIP.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub write: Option<DataWrite>,
     /// The task; absent if the kernel does not say where it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub task: Option<Task>,
@@ -85,6 +89,20 @@ pub struct Hit {
     /// The reason why the program's stack ends early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub program_stack_incomplete: Option<String>,
+}
+
+/// A write of the guest to watched data.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataWrite {
+    /// Address of the watched data.
+    pub at: Hex,
+    /// Number of watched bytes: 1, 2, 4 or 8.
+    pub bytes: u8,
+    /// The watched bytes before the write, as a number.
+    pub old: Hex,
+    /// The watched bytes after the write; equal to `old` if the write has stored the same value.
+    pub new: Hex,
 }
 
 /// A probed function returned.

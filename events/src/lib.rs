@@ -16,8 +16,8 @@ mod typed;
 
 pub use errno::error_name;
 pub use event::{
-    AwaitsModule, Crash, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note, ProbeState,
-    ProbeSummary, Registers, Return, Summary, Tier,
+    AwaitsModule, Crash, DataWrite, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note,
+    ProbeState, ProbeSummary, Registers, Return, Summary, Tier,
 };
 pub use hex::Hex;
 pub use probe_id::ProbeId;

@@ -63,10 +63,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 31] = sources! {
+const SOURCES: [Source; 32] = sources! {
     "bench.S" "bench.c" "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
     "guest.h" "hostile.c" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
-    "ring3.c" "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
+    "ring3.c" "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S" "watch.c"
 };
 
 const FLAGS: [&str; 20] = [

@@ -225,6 +225,9 @@ int scenario_steps(u64 rounds);
 
 /* smp.c */
 int scenario_smp(u64 rounds);
+int scenario_watch(u64 stores);
+int scenario_watchsmp(u64 rounds);
+int scenario_watchvector(u64 stores);
 int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds), u64 rounds);
 
 /* bench.c */

@@ -27,4 +27,6 @@ pub use file::{
 pub use inject::{Due, Injection};
 pub use probe_config::{Action, ProbeConfig};
 pub use program_conflict::{ProgramConflict, RequestedProbes};
-pub use spec::{Location, ModuleSpec, ProbeKind, ProbeSpec, SpecError, SpecProblem};
+pub use spec::{
+    DataBase, Location, ModuleSpec, ProbeKind, ProbeSpec, SpecError, SpecProblem, WatchedData,
+};

@@ -30,6 +30,6 @@ pub use handler::{
 pub use kernel::{Kernel, KernelError, ModulesUnknown};
 pub use resolve::{
     FunctionVerdict, PATTERN_HELP, Place, ProbeNumber, Refusal, ResolveError, ResolveProblem,
-    Resolved, Via, When, functions, resolve,
+    Resolved, Via, WatchProblem, When, functions, resolve,
 };
 pub use session::{Session, SessionConfig, SessionError, check_addresses};

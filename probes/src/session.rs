@@ -9,7 +9,7 @@ use confine::ThreadKind;
 use errors::chain;
 use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
-use manifest::{Action, GuestEnd, Injection, Location, ProbeConfig, ProbeSpec, WhenFull};
+use manifest::{Action, GuestEnd, Injection, ProbeConfig, ProbeSpec, WhenFull};
 use text::{KvmMemory, PlantByte};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
@@ -372,7 +372,7 @@ pub fn check_addresses<'s>(
     method: BootMethod,
     probes: impl IntoIterator<Item = &'s ProbeSpec>,
 ) -> Result<(), SessionError> {
-    let address = |spec: &&ProbeSpec| matches!(spec.location, Location::Address(_));
+    let address = |spec: &&ProbeSpec| spec.location.is_address();
     match probes.into_iter().find(address) {
         Some(spec) if method == BootMethod::BzImage => {
             Err(SessionError::AddressMoves { spec: spec.clone() })

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use events::{Event, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task};
+use events::{DataWrite, Event, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task};
 use manifest::ProbeKind;
 
 use super::printable::printable;
@@ -62,13 +62,11 @@ impl Formatter {
                     (None, Some(_)) => function(&hit.symbol),
                     (None, None) => entry(&hit.symbol),
                 };
-                self.row(
-                    when,
-                    depth,
-                    &function,
-                    &format!("({})", params.join(", ")),
-                    out,
-                );
+                let said = match &hit.write {
+                    Some(write) => written(write, &hit.symbol),
+                    None => format!("({})", params.join(", ")),
+                };
+                self.row(when, depth, &function, &said, out);
                 self.task_details(hit.task.as_ref(), out);
                 self.registers(&hit.regs, out);
                 self.stack(hit.stack.as_deref(), hit.stack_incomplete.as_deref(), out);
@@ -282,7 +280,12 @@ fn function(symbol: &str) -> String {
     }
 }
 
-/// The system call or tracepoint of a probe.
+/// A write, behind the name of the watched data.
+fn written(write: &DataWrite, symbol: &str) -> String {
+    format!(" = {}, was {}, by {symbol}", write.new, write.old)
+}
+
+/// The system call, tracepoint or watched data of a probe.
 fn named(probe: &str) -> Option<&str> {
     let (kind, name) = probe.split_once(':')?;
     let is = |known: ProbeKind| known.keyword() == kind;
@@ -290,7 +293,8 @@ fn named(probe: &str) -> Option<&str> {
         // The site follows the name if the tracepoint has several.
         return name.split('@').next();
     }
-    (is(ProbeKind::Syscall) || is(ProbeKind::Retsyscall)).then_some(name)
+    let is_named = is(ProbeKind::Syscall) || is(ProbeKind::Retsyscall) || is(ProbeKind::Watch);
+    is_named.then_some(name)
 }
 
 /// `symbol+0xoffset` as a name, without an offset of zero.

@@ -145,7 +145,7 @@ fn probes_that_are_none() {
         "\
 error: `uprobe:main` is not a probe
   caused by: this version has no uprobe probes
-  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint",
+  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch",
     );
     folder.refuses(
         &["run", "--kernel", "k", "-p", "kprob:vfs_read"],

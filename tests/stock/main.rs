@@ -36,3 +36,4 @@ mod turns;
 mod typed;
 mod views;
 mod warns;
+mod watch;

@@ -101,6 +101,10 @@ tests! {
     pauses = "pauses",
     pause = "pause",
     come_and_go = "come-and-go",
+    watch = "watch",
+    watch_probed = "watch-probed",
+    watch_smp = "watch-smp",
+    watch_live = "watch-live",
 }
 
 /// Runs a case with each byte that can be planted; bytes for which the host delivers no trap are left out.
@@ -127,4 +131,11 @@ fn each_case_is_a_test() {
 }
 
 /// A KVM that interprets ring 0 does not deliver these events from ring 3, or not like a processor, or not at all: the rigs run the cases.
-const NOT_HERE: [&str; 5] = ["syscall", "intn", "int1", "instructions-ring3", "vector"];
+const NOT_HERE: [&str; 6] = [
+    "syscall",
+    "intn",
+    "int1",
+    "instructions-ring3",
+    "vector",
+    "watch-vector",
+];

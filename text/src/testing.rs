@@ -1,6 +1,6 @@
 //! A fake guest: a vector of bytes as memory, and a vCPU that records requests. Each request can fail on demand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -149,6 +149,10 @@ pub struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
+    /// The protected pages.
+    pub protected: Mutex<BTreeSet<Gpa>>,
+    /// Whether the guest may write to the protected pages.
+    pub lifted: AtomicBool,
     /// The number of vCPUs besides the first.
     pub further_vcpus: usize,
     /// The RIPs of the vCPUs.
@@ -194,6 +198,18 @@ impl Paused for FakePaused {
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         self.requests.make()?;
         *self.read_only.lock().expect("lock") = ranges.to_vec();
+        Ok(())
+    }
+
+    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.protected.lock().expect("lock").clone_from(pages);
+        Ok(())
+    }
+
+    fn lift_protection(&self, lifted: bool) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.lifted.store(lifted, Ordering::Relaxed);
         Ok(())
     }
 
@@ -257,6 +273,8 @@ pub struct FakeVcpu {
     /// Whether the vCPU exited at an `outs` in front of RIP.
     pub behind_outs: bool,
     pub blocking: vmm::Blocking,
+    /// The vector of an event that is delivered again.
+    pub undelivered: Option<u8>,
     pub halted: bool,
     pub requests: Requests,
 }
@@ -308,6 +326,11 @@ impl Vcpu for FakeVcpu {
         self.requests.make()?;
         self.blocking = blocking;
         Ok(())
+    }
+
+    fn undelivered_event(&mut self) -> Result<Option<u8>, GuestError> {
+        self.requests.make()?;
+        Ok(self.undelivered)
     }
 
     fn halt(&mut self) -> Result<(), GuestError> {

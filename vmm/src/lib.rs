@@ -26,7 +26,9 @@ pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
     Console, Control, CreateError, End, Int3Exits, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
-pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
+pub use memory::{
+    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, RamError, SlotError,
+};
 pub use panicked::Panicked;
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{Trap, TrapError, TrapOutcome};

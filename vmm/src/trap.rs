@@ -23,8 +23,9 @@ pub enum Trap {
         /// Linear address of the next instruction.
         at: Gva,
     },
-    /// The guest wrote to a page in a read-only slot, of RAM or of detour memory. Nothing has been written: the handler
-    /// decides. A guest write to read-only detour memory never takes effect.
+    /// The guest wrote to a page in a read-only slot, of RAM or of detour memory, or to a protected page where KVM emulates the
+    /// instruction. Nothing has been written: the handler decides. Registers and RIP are those behind the instruction, or behind one
+    /// element of a repeated instruction. A guest write to read-only detour memory never takes effect.
     GuestWrite {
         /// Guest-physical address of the write.
         gpa: Gpa,
@@ -32,6 +33,13 @@ pub enum Trap {
         bytes: [u8; 8],
         /// 1 to 8.
         len: usize,
+    },
+    /// The instruction at RIP, or the delivery of an event in front of the instruction
+    /// ([`VcpuRegisters::undelivered_event`](crate::VcpuRegisters::undelivered_event)), writes to a protected page. Nothing has been
+    /// executed or written.
+    ProtectedWrite {
+        /// Linear address of the instruction.
+        at: Gva,
     },
     /// The guest writes a model-specific register that the machine reports. The register is not yet written.
     MsrWrite {

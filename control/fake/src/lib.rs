@@ -89,6 +89,14 @@ impl Paused for Pause<'_> {
         Ok(())
     }
 
+    fn protect_pages(&self, _: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
+    fn lift_protection(&self, _: bool) -> Result<(), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
     fn map_detour(&self, _: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
         unreachable!("only an engine asks for it")
     }
@@ -197,7 +205,7 @@ impl Target for Straw {
         let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
-            Location::Line { .. } | Location::Inlined(_) => true,
+            Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => true,
         });
         if let Some(probe) = lost {
             return Err(ResolveError {

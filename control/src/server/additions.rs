@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use errors::chain;
 use events::{ProbeId, ProbeState, ProbeStatus};
-use manifest::{Location, ProbeConfig};
+use manifest::ProbeConfig;
 use probes::{RegisterError, SessionError};
 use text::Paused;
 
@@ -150,7 +150,7 @@ impl Additions {
 
     /// Refuses addresses: until the kernel has reported the running address, an address has no meaning.
     fn check_addresses(&self) -> Result<(), Problem> {
-        let is_address = |config: &ProbeConfig| matches!(config.at.location, Location::Address(_));
+        let is_address = |config: &ProbeConfig| config.at.location.is_address();
         let mut configs = self.configs.iter().enumerate();
         match configs.find(|(_, config)| is_address(config)) {
             None => Ok(()),

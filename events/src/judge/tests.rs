@@ -31,6 +31,7 @@ fn hit(probe: &str, second: u64) -> Event {
         symbol: "f+0x0".into(),
         regs: Registers::default(),
         args: [7, 8, 9, 10, 11, 12].map(Hex),
+        write: None,
         task: None,
         params: None,
         depth: 0,

@@ -270,6 +270,18 @@ fn described(event: &Event) -> String {
             symbol,
             ts_ns,
             vcpu,
+            write: Some(write),
+            ..
+        }) => format!(
+            "write at {:.3} s on vCPU {vcpu}: {symbol} has replaced {} by {}",
+            seconds(*ts_ns),
+            write.old,
+            write.new
+        ),
+        Event::Hit(Hit {
+            symbol,
+            ts_ns,
+            vcpu,
             args,
             ..
         }) => format!(

@@ -21,3 +21,4 @@ pub use error::{EvaluateError, ParseError, Span};
 pub use evaluate::{Object, Place};
 pub use print::{PrintError, Printed};
 pub use tree::{Expression, TypeName};
+pub use variable::declared_type;

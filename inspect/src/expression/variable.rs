@@ -92,12 +92,16 @@ pub(super) fn find(
     };
     Ok(Variable {
         at,
-        ty: types
-            .variable_named(name)
-            .map(|ty| (ty, 0))
-            .or_else(|| well_known(types, name)),
+        ty: declared_type(types, name),
         is_function: symbol.is_text(),
     })
+}
+
+/// The type of the variable `name`, and the number of stars behind the type; `None` if the type is not known: see `docs/types.md`.
+#[must_use]
+pub fn declared_type(types: &Btf, name: &str) -> Option<(TypeId, usize)> {
+    let by_types = types.variable_named(name).map(|ty| (ty, 0));
+    by_types.or_else(|| well_known(types, name))
 }
 
 fn well_known(types: &Btf, name: &str) -> Option<(TypeId, usize)> {

@@ -90,6 +90,15 @@ pub enum SpecProblem {
     /// A system call by address.
     #[error("a system call is found by its name, not by an address")]
     AddressOfSyscall,
+    /// A watchpoint at an address, without a length.
+    #[error("the length of the data at an address is not known")]
+    NoLength,
+    /// A length of watched data that no store has.
+    #[error("`{0}` is not a length of watched data: 1, 2, 4 or 8 bytes")]
+    BadLength(String),
+    /// A watchpoint for other accesses than writes.
+    #[error("this version watches writes, `w`, and not `{0}`")]
+    OnlyWrites(String),
     /// A system call in a module.
     #[error("a system call belongs to no module")]
     SyscallInModule,
@@ -99,14 +108,9 @@ pub enum SpecProblem {
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 6] = [
-    "uprobe",
-    "uretprobe",
-    "fentry",
-    "fexit",
-    "usdt",
-    "watchpoint",
-];
+pub(super) const ELSEWHERE: [&str; 5] = ["uprobe", "uretprobe", "fentry", "fexit", "usdt"];
+/// The word of other tracers for `watch`.
+const WATCHPOINT: &str = "watchpoint";
 
 impl SpecError {
     /// The right notation, if known.
@@ -120,6 +124,14 @@ impl SpecError {
             }
             SpecProblem::NoKind(place) => Some(format!("write kprobe:{place}")),
             SpecProblem::NotYet(_) => Some(format!("there is: {existing}")),
+            SpecProblem::UnknownKind(word) if word == WATCHPOINT => {
+                Some(format!("write {}", ProbeKind::Watch.keyword()))
+            }
+            SpecProblem::NoLength => Some("write watch:ADDRESS:8, for 8 bytes".to_owned()),
+            SpecProblem::BadLength(_) => {
+                Some("write a watchpoint for each part: watch:NAME:8 and watch:NAME+8:8".to_owned())
+            }
+            SpecProblem::OnlyWrites(_) => Some("leave it out".to_owned()),
             SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {
                 Some(kind) => format!("did you mean `{kind}`?"),
                 None => format!("there is: {existing}"),

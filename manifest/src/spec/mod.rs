@@ -10,6 +10,9 @@
 //! kprobe:FUNCTION:inlined kprobe:rw_verify_area:inlined   every inlined copy
 //! syscall:NAME            syscall:openat         syscall:*read*
 //! tracepoint:GROUP:NAME   tracepoint:sched:sched_switch
+//! watch:VARIABLE          watch:jiffies          watch:init_task.flags
+//! watch:VARIABLE:LENGTH   watch:panic_timeout:4  watch:panic_timeout+2:2
+//! watch:ADDRESS:LENGTH    watch:0xffffffff82a0c0a8:8   and so with :w behind the length
 //! ```
 //!
 //! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
@@ -21,6 +24,8 @@ mod error;
 mod module;
 mod names;
 mod parse;
+mod piece;
+mod watched;
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,6 +35,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
 pub use module::ModuleSpec;
+pub use watched::{DataBase, WatchedData};
 
 /// Kind of the probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -47,16 +53,19 @@ pub enum ProbeKind {
     Retsyscall,
     /// Where the kernel passes a tracepoint, on or off.
     Tracepoint,
+    /// At each write of the guest to data of the kernel.
+    Watch,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Kprobe,
         Self::Kretprobe,
         Self::Syscall,
         Self::Retsyscall,
         Self::Tracepoint,
+        Self::Watch,
     ];
 
     /// The word before the first colon.
@@ -68,6 +77,7 @@ impl ProbeKind {
             Self::Syscall => "syscall",
             Self::Retsyscall => "retsyscall",
             Self::Tracepoint => "tracepoint",
+            Self::Watch => "watch",
         }
     }
 
@@ -93,13 +103,13 @@ impl ProbeKind {
         }
     }
 
-    /// The kind for returns from the same functions or system calls; `None` for tracepoints, which do not return.
+    /// The kind for returns from the same functions or system calls; `None` for tracepoints and watchpoints, which do not return.
     #[must_use]
     pub const fn at_return(self) -> Option<Self> {
         match self {
             Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
             Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
-            Self::Tracepoint => None,
+            Self::Tracepoint | Self::Watch => None,
         }
     }
 }
@@ -130,9 +140,24 @@ pub enum Location {
     },
     /// Every inlined copy of the function.
     Inlined(String),
+    /// The data of a watchpoint.
+    Data(WatchedData),
 }
 
 impl Location {
+    /// Whether the location is a run-time address, which has no meaning before the kernel has been located.
+    #[must_use]
+    pub const fn is_address(&self) -> bool {
+        matches!(
+            self,
+            Self::Address(_)
+                | Self::Data(WatchedData {
+                    base: DataBase::Address(_),
+                    ..
+                })
+        )
+    }
+
     /// Whether the location is known to debug information only.
     #[must_use]
     pub const fn needs_debug_info(&self) -> bool {
@@ -173,6 +198,7 @@ impl fmt::Display for ProbeSpec {
             Location::Glob(pattern) => f.write_str(pattern),
             Location::Line { file, line } => write!(f, "{file}:{line}"),
             Location::Inlined(function) => write!(f, "{function}:{INLINED}"),
+            Location::Data(data) => write!(f, "{data}"),
         }
     }
 }

@@ -49,7 +49,10 @@ impl ProbeSpec {
         match &self.location {
             Location::Symbol { name: own, .. } => own == name,
             Location::Glob(pattern) => pattern == name || glob_matches(pattern, name),
-            Location::Address(_) | Location::Line { .. } | Location::Inlined(_) => false,
+            Location::Address(_)
+            | Location::Line { .. }
+            | Location::Inlined(_)
+            | Location::Data(_) => false,
         }
     }
 

@@ -107,7 +107,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
         (
             "this version has no uprobe probes".into(),
             "uprobe",
-            Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint".into())
+            Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch".into())
         )
     );
     let help = |text| refused(text).2.expect("help");
@@ -126,7 +126,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -263,6 +263,49 @@ fn module_of_a_build_has_digits_behind_the_name() {
 }
 
 #[test]
+fn watched_data_has_a_base_and_a_length() {
+    let variable = |name: &str, offset| DataBase::Variable {
+        name: name.to_owned(),
+        offset,
+    };
+    let address = DataBase::Address(Gva(0xffff_ffff_82a0_c0a8));
+    for (text, base, bytes, canonical) in [
+        (
+            "watch:jiffies",
+            variable("jiffies", 0),
+            None,
+            "watch:jiffies",
+        ),
+        (
+            "watch:init_task.thread_info.flags",
+            variable("init_task.thread_info.flags", 0),
+            None,
+            "watch:init_task.thread_info.flags",
+        ),
+        (
+            "watch:panic_timeout+2:2:w",
+            variable("panic_timeout", 2),
+            Some(2),
+            "watch:panic_timeout+0x2:2",
+        ),
+        (
+            "watch:0xffffffff82a0c0a8:8",
+            address,
+            Some(8),
+            "watch:0xffffffff82a0c0a8:8",
+        ),
+    ] {
+        let spec = parsed(text);
+        assert_eq!((spec.kind, &spec.module), (ProbeKind::Watch, &None));
+        assert_eq!(spec.location, Location::Data(WatchedData { base, bytes }));
+        assert_eq!(spec.to_string(), canonical);
+        assert_eq!(parsed(canonical), spec);
+        assert_eq!(spec.location.is_address(), canonical.contains(":0x"));
+        assert!(spec.stands_for(canonical) && !spec.stands_for("watch:other"));
+    }
+}
+
+#[test]
 fn pattern_of_a_build_stands_for_matches_of_the_build() {
     let name = "kprobe:ext4@00ab:ext4_sync_fs";
     for (pattern, fits) in [
@@ -274,4 +317,52 @@ fn pattern_of_a_build_stands_for_matches_of_the_build() {
         assert_eq!(parsed(pattern).stands_for(name), fits, "{pattern}");
     }
     assert!(!parsed("kprobe:ext4@00ab:ext4_*").stands_for("kprobe:ext4:ext4_sync_fs"));
+}
+
+#[test]
+fn unsuitable_watchpoints_are_refused_with_a_remedy() {
+    for (text, message, span, help) in [
+        (
+            "watch:0xffffffff82a0c0a8",
+            "the length of the data at an address is not known",
+            "0xffffffff82a0c0a8",
+            Some("write watch:ADDRESS:8, for 8 bytes"),
+        ),
+        (
+            "watch:x:16",
+            "`16` is not a length of watched data: 1, 2, 4 or 8 bytes",
+            "16",
+            Some("write a watchpoint for each part: watch:NAME:8 and watch:NAME+8:8"),
+        ),
+        (
+            "watch:x:4:rw",
+            "this version watches writes, `w`, and not `rw`",
+            "rw",
+            Some("leave it out"),
+        ),
+        (
+            "watch:0x10+4:4",
+            "an address has no offset",
+            "4",
+            Some("add it to the address"),
+        ),
+        (
+            "watch:x*",
+            "`*` cannot be in the name of a symbol",
+            "*",
+            None,
+        ),
+        (
+            "watchpoint:x",
+            "there is no probe kind `watchpoint`",
+            "watchpoint",
+            Some("write watch"),
+        ),
+    ] {
+        let (said, at, remedy) = refused(text);
+        assert_eq!(
+            (said.as_str(), at, remedy.as_deref()),
+            (message, span, help)
+        );
+    }
 }

@@ -59,6 +59,9 @@ pub(crate) struct Interest {
 /// The interests of a registered probe.
 pub(crate) fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
+    if probe.is_watch() {
+        return Interests::default();
+    }
     let follows = match &probe.purpose {
         Purpose::Milestone(_) => return Interests::default(),
         Purpose::Return(purpose) => Some(purpose),

@@ -188,6 +188,7 @@ fn status(probe: &Probe) -> ProbeStatus {
         id: probe.id,
         name: None,
         kind: match probe.arguments {
+            _ if probe.is_watch() => ProbeKind::Watch,
             ArgumentSource::Registers => kind,
             ArgumentSource::Caller => kind.of_syscall(),
             ArgumentSource::Block { .. } => ProbeKind::Tracepoint,

@@ -44,6 +44,7 @@ mod tests;
 mod trap;
 mod typed;
 mod unprobed_exits;
+mod watch;
 mod wiring;
 mod write;
 
@@ -73,6 +74,8 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
+use crate::engine::watch::Watches;
+use crate::engine::watch::stepped::ProtectedWrites;
 use crate::engine::write::Writes;
 use crate::kernel::Kernel;
 
@@ -93,6 +96,8 @@ pub struct Engine {
     hits: Arc<Hits>,
     paused_hits: PausedHits,
     writes: Writes,
+    watches: Arc<Watches>,
+    protected_writes: ProtectedWrites,
     inventory: Inventory,
     unprobed_exits: UnprobedExits,
 }

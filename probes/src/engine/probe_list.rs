@@ -21,7 +21,7 @@ use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
-use crate::resolve::{ProbeNumber, Resolved, resolve};
+use crate::resolve::{ProbeNumber, Resolved, WatchProblem, resolve};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
@@ -65,6 +65,13 @@ impl ProbeList {
                     spec: spec.to_string(),
                     problem: error.into(),
                 })?;
+            }
+            let is_handled = !matches!(action, EngineAction::Configured(_));
+            if spec.kind == ProbeKind::Watch && is_handled {
+                return Err(ResolveError {
+                    spec: spec.to_string(),
+                    problem: WatchProblem::Handler.into(),
+                });
             }
             let follow = |action| {
                 Purpose::Return(ReturnPurpose {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::ProbeState;
+use events::{DataWrite, ProbeState};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
@@ -230,6 +230,7 @@ impl Records {
                             .map(|signature| recorded_params(signature, &record.regs)),
                         stack: None,
                         arguments: None,
+                        write: None,
                     },
                 )
             }
@@ -267,6 +268,30 @@ impl Records {
     ) -> Result<(), GuestError> {
         let meaning = self.meaning(hit, probe, ip, arguments)?;
         // Earlier records are reported first.
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter
+            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+        Ok(())
+    }
+
+    /// Reports a write to watched bytes by the instruction at `ip`; `write` has the symbol of the instruction, too.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn tell_write(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Gva,
+        write: (Arc<str>, DataWrite),
+        arguments: HitArguments<'_>,
+    ) -> Result<(), GuestError> {
+        let meaning = Meaning {
+            write: Some(write),
+            ..self.meaning(hit, probe, ip, arguments)?
+        };
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
@@ -312,6 +337,7 @@ impl Records {
             task: self.tasks.at(&state, ip),
             params: signature.as_ref().map(params),
             arguments: read,
+            write: None,
             stack: probe.has_stack.then(|| {
                 let task = self.tasks.address_at(&state, ip);
                 self.stacks.of(&state.paging, &hit.regs, task)

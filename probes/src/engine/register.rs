@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use events::ProbeId;
-use manifest::{Action, ProbeConfig};
+use manifest::{Action, ProbeConfig, ProbeKind};
 use text::Paused;
 
 use crate::ResolveError;
@@ -48,6 +48,7 @@ impl Engine {
         let configs = with_engine_actions(new);
         let slide = self.running.slide();
         let optimisable = |new: &ProbeConfig<EngineAction>| match new.action {
+            _ if new.at.kind == ProbeKind::Watch => false,
             EngineAction::Configured(Action::Count | Action::Trace | Action::Aggregate(_)) => true,
             EngineAction::Handle(_) => new.filter.is_some(),
             EngineAction::HandleReturn(_) | EngineAction::Inject(_) => false,

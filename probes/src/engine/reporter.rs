@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
+use events::{DataWrite, Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
 use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
@@ -20,6 +20,8 @@ pub(crate) struct Meaning {
     pub(crate) stack: Option<Stack>,
     /// The arguments of a system call or tracepoint, which are not in the vCPU's registers.
     pub(crate) arguments: Option<[u64; 6]>,
+    /// Of a watchpoint: the write, and the symbol of the instruction that writes.
+    pub(crate) write: Option<(Arc<str>, DataWrite)>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -61,7 +63,13 @@ impl Reporter {
         regs: &vmm::kvm_regs,
         meaning: Meaning,
     ) {
-        let Some(place) = probe.place() else { return };
+        let (symbol, write) = match meaning.write {
+            Some((symbol, write)) => (symbol, Some(write)),
+            None => match probe.place() {
+                Some(place) => (Arc::clone(&place.symbol), None),
+                None => return,
+            },
+        };
         let regs = registers(regs, ip);
         let (stack, stack_incomplete, program) = Stack::parts(meaning.stack);
         self.sink.event(Event::Hit(Hit {
@@ -69,7 +77,8 @@ impl Reporter {
             ts_ns,
             vcpu,
             ip,
-            symbol: Arc::clone(&place.symbol),
+            symbol,
+            write,
             depth: self.calls.enclosing(regs.rsp.0),
             args: meaning
                 .arguments

@@ -19,16 +19,23 @@ impl Engine {
                 self.hits.on_debug_hit(vcpu, fired, at)?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                let data = &bytes[..len.min(8)];
+                if self.watches.guest_write(vcpu, gpa, data)? {
+                    return Ok(TrapOutcome::Resume);
+                }
                 self.unprobed_exits.count_guest_write();
                 if self.writes.is_detour_write(gpa) {
                     return Ok(TrapOutcome::Resume);
                 }
-                let data = &bytes[..len.min(8)];
                 if self.writes.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(outcome_of(self.writes.on_guest_write(gpa, data)?));
             }
+            (Trap::ProtectedWrite { at }, _) => {
+                self.protected_writes.on_protected_write(vcpu, at)?
+            }
+            (Trap::EmulationFailure, _) => self.protected_writes.on_emulation_failure(vcpu)?,
             (
                 Trap::MsrWrite {
                     index: MSR_LSTAR, ..
@@ -68,6 +75,14 @@ impl Engine {
                     .on_paused_debug_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
             }
+            Trap::ProtectedWrite { at } => {
+                let writes = &self.protected_writes;
+                let hit = writes.on_paused_protected_write(vcpu, paused, at, run)?;
+                Ok(match hit {
+                    HitOutcome::Resume => TrapOutcome::Resume,
+                    HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
+                })
+            }
             Trap::GuestWrite { gpa, bytes, len } => {
                 let data = &bytes[..len.min(8)];
                 Ok(outcome_of(
@@ -99,6 +114,7 @@ fn name(trap: Trap) -> &'static str {
         Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",
         Trap::HardwareBreakpoint { .. } => "a debug register",
         Trap::GuestWrite { .. } => "a guest write to a probed page",
+        Trap::ProtectedWrite { .. } => "a guest write to a page with watched data",
         Trap::MsrWrite { .. } => "the write of an MSR",
         Trap::EmulationFailure => "an instruction that KVM cannot emulate",
     }

@@ -45,6 +45,8 @@ use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
+use crate::engine::watch::Watches;
+use crate::engine::watch::stepped::ProtectedWrites;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -175,16 +177,27 @@ impl Engine {
             plants: Arc::clone(&plants),
             optimiser: Arc::clone(&optimiser),
         });
+        let watches = Arc::new(Watches {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            records: Arc::clone(&records),
+            detour: Arc::clone(&detour),
+            table: ArcSwap::default(),
+            order: Mutex::default(),
+        });
         let executor = Arc::new(Executor {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
             detour: Arc::clone(&detour),
+            watches: Arc::clone(&watches),
         });
         let readers = Arc::new(Readers {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
+            watches: Arc::clone(&watches),
             readers_lost: AtomicBool::default(),
         });
         let crashes = Arc::new(Crashes {
@@ -213,6 +226,7 @@ impl Engine {
             return_sites: Arc::clone(&return_sites),
             int3: Arc::clone(&int3),
             optimiser: Arc::clone(&optimiser),
+            watches: Arc::clone(&watches),
         });
         let site_planter = Arc::new(SitePlanter {
             reporter: Arc::clone(&reporter),
@@ -300,6 +314,12 @@ impl Engine {
             optimiser: Arc::clone(&optimiser),
             stand_ins: Arc::clone(&stand_ins),
         };
+        let protected_writes = ProtectedWrites {
+            running: Arc::clone(&running),
+            watches: Arc::clone(&watches),
+            executor: Arc::clone(&executor),
+            lifted: AtomicBool::default(),
+        };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
@@ -322,6 +342,8 @@ impl Engine {
             hits,
             paused_hits,
             writes,
+            watches,
+            protected_writes,
             inventory,
             unprobed_exits: UnprobedExits::default(),
         }

@@ -16,7 +16,7 @@ use text::GuestError;
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
-use crate::resolve::Place;
+use crate::resolve::{Place, Via};
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
 #[derive(Debug)]
@@ -225,6 +225,14 @@ impl Probe {
         !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
+    /// Whether the probe watches data.
+    pub(crate) fn is_watch(&self) -> bool {
+        let place = self.place.load();
+        place
+            .as_ref()
+            .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }))
+    }
+
     /// Whether a hit is counted, and nothing else.
     pub(crate) fn only_counts(&self) -> bool {
         self.filter.is_none() && matches!(self.purpose, Purpose::Count)
@@ -319,7 +327,7 @@ impl Probe {
     /// The work of a detour at a hit; none if the hit needs an exit.
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
         match &self.purpose {
-            _ if self.program_reads_memory() => None,
+            _ if self.is_watch() || self.program_reads_memory() => None,
             Purpose::Count => Some(Keeps::Count),
             Purpose::Trace if !self.reads_memory() => Some(Keeps::Records),
             // A hit that the filter rejects needs no exit.

@@ -4,6 +4,8 @@ use address::Gva;
 use introspect::insn::NotABoundary;
 use manifest::program::NotAtReturn;
 
+use super::watch_problem::WatchProblem;
+
 /// The remedy for a pattern without a match.
 pub const PATTERN_HELP: &str = "patterns are globs: `*` is any characters (`.*` in a regular expression), `?` is one, `[a-z]` is one of a set";
 
@@ -127,6 +129,9 @@ pub enum ResolveProblem {
         /// The limit.
         most: usize,
     },
+    /// The data cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] WatchProblem),
     /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),
@@ -190,6 +195,7 @@ impl ResolveError {
             ResolveProblem::Boundary(NotABoundary::Inside { before, after, .. }) => {
                 Some(format!("probe +{before:#x} or +{after:#x}"))
             }
+            ResolveProblem::Watch(problem) => problem.help(),
             ResolveProblem::NotAtReturn(error) => Some(error.help()),
             ResolveProblem::NoDebugInfo => Some(
                 "`hyprobe run` and `hyprobe probe add`, with --debug-info FILE, replace it by kprobe:SYMBOL+OFFSET"

@@ -18,6 +18,8 @@ pub(crate) mod syscalls;
 mod tests;
 mod tracepoint_site;
 pub(crate) mod tracepoints;
+mod watch_problem;
+mod watched;
 
 use std::sync::Arc;
 
@@ -38,6 +40,7 @@ pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
 pub(crate) use place::ENDBR64;
 pub use place::{Place, Refusal, Via, When};
+pub use watch_problem::WatchProblem;
 
 /// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
@@ -125,6 +128,13 @@ fn resolve_sites(
     }
     match &spec.location {
         Location::Line { .. } | Location::Inlined(_) => Err(failed(ResolveProblem::NoDebugInfo)),
+        Location::Data(data) => {
+            let watched = watched::resolve(kernel, data, slide);
+            Ok(vec![Resolved {
+                name: spec.to_string().into(),
+                place: Ok(watched.map_err(|problem| failed(problem.into()))?),
+            }])
+        }
         Location::Symbol { name, offset } => {
             let symbol = function(kernel, name).map_err(failed)?;
             let place = place::at_offset(kernel, &symbol, *offset).map_err(failed)?;
@@ -212,7 +222,10 @@ pub(crate) fn in_module(
     }
     match &spec.location {
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
-        Location::Line { .. } | Location::Inlined(_) => Err(ResolveProblem::NoDebugInfo),
+        // A watchpoint has no module.
+        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => {
+            Err(ResolveProblem::NoDebugInfo)
+        }
         Location::Symbol { name, offset } => match symbols.named(name) {
             [] => Err(missing(name)),
             [symbol] => Ok(vec![resolved(symbol, spec.location.clone(), *offset)]),

@@ -24,6 +24,11 @@ pub enum Via {
     },
     /// A debug register: the kernel patches this instruction at run time and checks its bytes.
     DebugRegister,
+    /// The page of the data is protected: the guest's writes exit.
+    ProtectedPage {
+        /// The number of watched bytes: 1, 2, 4 or 8.
+        len: usize,
+    },
 }
 
 /// The earliest time of the plant.
@@ -38,9 +43,9 @@ pub enum When {
 /// A site that can be probed, at link-time addresses if in the kernel proper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The probed instruction.
+    /// The probed instruction, or the watched data.
     pub ip: Gva,
-    /// The probed address as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset`.
     pub symbol: Arc<str>,
     /// The means by which the probe notices execution.
     pub via: Via,

@@ -453,3 +453,96 @@ fn glob_refuses_the_handler_of_int3_and_its_name_does_not() {
             .is_ok()
     );
 }
+
+#[test]
+fn watched_data_is_a_place_on_a_protected_page() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let at = kernel.variable("counter", 5);
+    let kernel = kernel.kernel();
+    let found = place(&kernel, "watch:counter+0x4:2");
+    assert_eq!(found.ip, at.wrapping_add(4));
+    assert_eq!(&*found.symbol, "counter+0x4");
+    assert_eq!(found.via, Via::ProtectedPage { len: 2 });
+    let by_address = place(&kernel, &format!("watch:{at}:8"));
+    assert_eq!(
+        (by_address.ip, by_address.via),
+        (at, Via::ProtectedPage { len: 8 })
+    );
+}
+
+#[test]
+fn unsuitable_data_is_refused_with_a_remedy() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let init = kernel.init_function("setup", &PLAIN);
+    let at = kernel.variable("counter", 5);
+    kernel.variable("counter", 6);
+    kernel.variable("single", 7);
+    let per_cpu = kernel.variable("__per_cpu_start", 0);
+    kernel.variable("__per_cpu_end", 0);
+    let kernel = kernel.kernel();
+    for (spec, message, help) in [
+        (
+            "watch:single",
+            "the type of `single` is not known".to_owned(),
+            Some("write its length in bytes, like watch:single:8".to_owned()),
+        ),
+        (
+            "watch:singel:8",
+            "the kernel has no variable `singel`".to_owned(),
+            Some("near names: single".to_owned()),
+        ),
+        (
+            "watch:plain:8",
+            "it is code, and the writes to code are not watched".to_owned(),
+            Some("write kprobe:SYMBOL for its executions".to_owned()),
+        ),
+        (
+            "watch:counter:8",
+            "the kernel has 2 variables called `counter`".to_owned(),
+            Some(format!(
+                "name one by its address: watch:{at}:LENGTH, watch:{}:LENGTH",
+                at.wrapping_add(8)
+            )),
+        ),
+        (
+            &format!("watch:{init}:8"),
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+            None,
+        ),
+        (
+            &format!("watch:{per_cpu}:8"),
+            "it is a per-CPU variable, and this version watches variables of the kernel's image only"
+                .to_owned(),
+            None,
+        ),
+        (
+            "watch:0x1000:8",
+            "0x1000 is not in the data of the kernel's image, and this version watches no other memory"
+                .to_owned(),
+            None,
+        ),
+    ] {
+        let error = problem(&kernel, spec);
+        assert_eq!(error.problem.to_string(), message);
+        assert_eq!(error.help(), help);
+    }
+}
+
+#[test]
+fn page_that_the_hardware_writes_is_not_watched() {
+    for object in ["init_top_pgt", "init_stack", "hv_clock_boot"] {
+        let mut kernel = SyntheticKernel::new();
+        kernel.function("plain", &PLAIN);
+        kernel.variable("counter", 5);
+        kernel.variable(object, 0);
+        let error = problem(&kernel.kernel(), "watch:counter:8");
+        assert_eq!(
+            error.problem.to_string(),
+            format!(
+                "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"
+            )
+        );
+    }
+}

@@ -215,6 +215,16 @@ pub const FEATURES: &[Feature] = &[
         "probes of every kind that share a place: no exit a hit, and each has its own counts",
         &["optimised-shared"],
     ),
+    feature(
+        "watchpoints: each write to the watched bytes is reported once, with old and new value and the instruction, locked instructions of two vCPUs included",
+        &[
+            "watch",
+            "watch-probed",
+            "watch-smp",
+            "watch-vector",
+            "watch-live",
+        ],
+    ),
 ];
 
 #[cfg(test)]

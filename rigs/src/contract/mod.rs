@@ -24,6 +24,7 @@ mod raises;
 mod returns;
 mod stock;
 mod text;
+mod watch;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -69,7 +70,7 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 12] = [
+    const ALL: [&[Case]; 13] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
@@ -82,6 +83,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         &live::CASES,
         &boundaries::CASES,
         &control::CASES,
+        &watch::CASES,
     ];
     ALL.into_iter().flatten()
 }

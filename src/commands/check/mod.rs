@@ -194,6 +194,9 @@ fn place_in_words(place: &Place) -> String {
             text += &format!(", noticed at {at}: the kernel patches the instruction itself");
         }
         Via::Plant { .. } => (),
+        Via::ProtectedPage { len } => {
+            text += &format!(", {len} bytes on a protected page");
+        }
         Via::DebugRegister => text += ", in one of the four debug registers",
     }
     if place.when == When::BootPatched {

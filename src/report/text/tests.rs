@@ -54,6 +54,7 @@ fn hit(probe: &str, symbol: &str) -> Event {
         symbol: symbol.into(),
         regs: Registers::default(),
         args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
+        write: None,
         task: None,
         params: None,
         depth: 0,
@@ -295,4 +296,26 @@ fn a_line_ends_at_the_edge_of_the_terminal() {
     );
     assert_eq!(text.trim_end().chars().count(), 60, "{text}");
     assert!(text.ends_with("…\n"), "{text}");
+}
+
+#[test]
+fn write_shows_the_values_and_the_instruction() {
+    let Event::Hit(plain) = hit("watch:panic_timeout:4", "do_proc_dointvec+0x2f1") else {
+        unreachable!("a hit")
+    };
+    let write = DataWrite {
+        at: Hex(0xffff_ffff_82a0_c0a8),
+        bytes: 4,
+        old: Hex(0),
+        new: Hex(7),
+    };
+    let event = Event::Hit(Hit {
+        write: Some(write),
+        ..plain
+    });
+    let mut out = Vec::new();
+    Formatter::new(Style::plain(), false).event(&event, &mut out);
+    let text = String::from_utf8(out).expect("text");
+    let expected = "panic_timeout:4 = 0x7, was 0x0, by do_proc_dointvec+0x2f1\n";
+    assert!(text.ends_with(expected), "{text}");
 }

@@ -1,5 +1,6 @@
 //! The engine's traits, implemented for a live machine.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -272,6 +273,10 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.registers().set_blocking(blocking)?)
     }
 
+    fn undelivered_event(&mut self) -> Result<Option<u8>, GuestError> {
+        Ok(self.0.registers().undelivered_event()?)
+    }
+
     fn halt(&mut self) -> Result<(), GuestError> {
         Ok(self.0.halt()?)
     }
@@ -320,6 +325,14 @@ impl Paused for PausedGuard<'_> {
 
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         Ok(PausedGuard::set_read_only(self, ranges)?)
+    }
+
+    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+        Ok(PausedGuard::protect_pages(self, pages)?)
+    }
+
+    fn lift_protection(&self, lifted: bool) -> Result<(), GuestError> {
+        Ok(PausedGuard::lift_protection(self, lifted)?)
     }
 
     fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {

@@ -5,6 +5,7 @@
 
 mod kvm;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,6 +61,9 @@ pub enum GuestError {
     /// The machine's memory slots.
     #[error(transparent)]
     Slots(#[from] vmm::SlotError),
+    /// The machine's protected pages.
+    #[error(transparent)]
+    Protect(#[from] vmm::ProtectError),
     /// Memory.
     #[error(transparent)]
     Write(#[from] Unwritable),
@@ -191,6 +195,13 @@ pub trait Vcpu {
     /// If the state cannot be set.
     fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError>;
 
+    /// The vector of an exception or interrupt that KVM delivers again at the next entry, in front of the instruction at RIP, if any.
+    ///
+    /// # Errors
+    ///
+    /// If the state cannot be read.
+    fn undelivered_event(&mut self) -> Result<Option<u8>, GuestError>;
+
     /// Halts the vCPU until an interrupt arrives, as behind a `hlt`.
     ///
     /// # Errors
@@ -258,6 +269,20 @@ pub trait Paused {
     ///
     /// If KVM refuses the memory slots.
     fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
+
+    /// Protects exactly these pages of RAM: each guest write to them exits before the write takes place.
+    ///
+    /// # Errors
+    ///
+    /// If a page is not RAM, or the host or KVM refuses.
+    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError>;
+
+    /// Lets the guest write to the protected pages without an exit, or protects the pages again.
+    ///
+    /// # Errors
+    ///
+    /// If the host refuses.
+    fn lift_protection(&self, lifted: bool) -> Result<(), GuestError>;
 
     /// Maps zeroed memory into the guest's physical address space, far above RAM; returns the address and the memory. The guest cannot
     /// write the first part. If the memory exists already, the existing memory is returned.

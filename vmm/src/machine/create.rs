@@ -197,6 +197,8 @@ impl Machine {
             vm,
             memory,
             slots: Mutex::new(slots),
+            protected: Mutex::default(),
+            has_protected: AtomicBool::new(false),
             detour_place: detour_place(ram_end, host.guest_physical_bits()),
             rips: Rips::new(usize::from(config.cpus)),
             states,

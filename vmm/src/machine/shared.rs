@@ -1,5 +1,6 @@
 //! The state shared by the threads of a machine, and the pause.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +11,10 @@ use super::ending::Ending;
 use super::int3_exits::Int3Exits;
 use crate::devices::Platform;
 use crate::kvm::HostFacts;
-use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
+use crate::memory::{
+    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, ProtectedPages, Ram,
+    SlotError, Slots,
+};
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::rips::Rips;
 use crate::vcpu::state::StateReaders;
@@ -22,6 +26,9 @@ pub(crate) struct Shared {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Ram,
     pub(super) slots: Mutex<Slots>,
+    pub(super) protected: Mutex<ProtectedPages>,
+    /// Whether any page is protected: a vCPU whose entry fails checks the flag without a lock.
+    pub(super) has_protected: AtomicBool,
     /// The guest-physical range kept free for detour memory.
     pub(super) detour_place: Option<PageRange>,
     pub(crate) rips: Rips,
@@ -51,6 +58,11 @@ impl Shared {
     pub(crate) fn is_detour(&self, gpa: Gpa) -> bool {
         self.detour_place
             .is_some_and(|place| (place.start..place.end).contains(&gpa))
+    }
+
+    /// Whether a guest write to a protected page can be the reason for a failed entry.
+    pub(crate) fn has_protected_pages(&self) -> bool {
+        self.has_protected.load(Ordering::Acquire)
     }
 
     /// Pauses every vCPU, and returns once all vCPUs are out of the guest. Called on a thread that runs no vCPU.
@@ -117,6 +129,34 @@ impl PausedGuard<'_> {
     /// When KVM has too few slots for the ranges: no slot has changed. When KVM refuses a slot: the machine must not resume.
     pub fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), SlotError> {
         lock(&self.shared.slots).apply(&self.shared.vm, ranges)
+    }
+
+    /// Protects exactly these pages of RAM, given by their addresses: each guest write to them is a
+    /// [`Trap::ProtectedWrite`](crate::Trap::ProtectedWrite), or a [`Trap::GuestWrite`](crate::Trap::GuestWrite) where KVM emulates the
+    /// guest's instructions. Reads of the guest and accesses of the VMM are as before.
+    ///
+    /// # Errors
+    ///
+    /// When a page is not RAM, or there are too many pages or slots: the pages protected before still are. When the host or KVM refuses a
+    /// request: the machine must not resume.
+    pub fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), ProtectError> {
+        let mut protected = lock(&self.shared.protected);
+        let views = protected.views(self.shared.memory.guest(), pages)?;
+        lock(&self.shared.slots).set_views(&self.shared.vm, views)?;
+        protected.protect(pages.clone())?;
+        self.shared
+            .has_protected
+            .store(!pages.is_empty(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets the guest write to the protected pages without an exit, or protects the pages again.
+    ///
+    /// # Errors
+    ///
+    /// When the host refuses: the machine must not resume.
+    pub fn lift_protection(&self, lifted: bool) -> Result<(), ProtectError> {
+        lock(&self.shared.protected).lift(lifted)
     }
 
     /// Maps zeroed detour memory into the guest's physical address space. If detour memory is already mapped, returns

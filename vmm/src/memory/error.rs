@@ -1,4 +1,6 @@
-//! The reasons for missing guest memory, slots or detour memory.
+//! The reasons for missing guest memory, slots, detour memory or protected pages.
+
+use address::Gpa;
 
 /// Guest memory could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +54,37 @@ pub enum DetourMapError {
     #[error(transparent)]
     Memory(#[from] RamError),
     /// KVM cannot map the detour memory.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+}
+
+/// Why pages cannot be protected.
+#[derive(Debug, thiserror::Error)]
+pub enum ProtectError {
+    /// The page is not RAM.
+    #[error("the guest has no RAM at {gpa}")]
+    NoRam {
+        /// The page.
+        gpa: Gpa,
+    },
+    /// The run has protected too many pages.
+    #[error(
+        "a run can protect {most} pages, those of removed watchpoints included: watch fewer pages"
+    )]
+    TooMany {
+        /// The limit.
+        most: usize,
+    },
+    /// The host refuses a mapping.
+    #[error("the host refused {request} for a protected page")]
+    Host {
+        /// The system call.
+        request: &'static str,
+        /// The host's answer.
+        #[source]
+        source: rustix::io::Errno,
+    },
+    /// KVM refuses the slots of the pages.
     #[error(transparent)]
     Slot(#[from] SlotError),
 }

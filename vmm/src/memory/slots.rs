@@ -32,6 +32,8 @@ pub(crate) struct Slots {
     read_only: Vec<PageRange>,
     /// Lies above all RAM.
     detour: Option<DetourMemory>,
+    /// Pages of RAM that KVM maps by another host address, sorted.
+    views: Vec<RamRegion>,
 }
 
 impl Slots {
@@ -42,21 +44,31 @@ impl Slots {
             available,
             read_only: Vec::new(),
             detour: None,
+            views: Vec::new(),
         }
     }
 
     /// Makes exactly `read_only` (sorted, disjoint) read-only in RAM. Called with every vCPU paused, or before any vCPU has run.
     pub(crate) fn apply(&mut self, vm: &VmFd, read_only: &[PageRange]) -> Result<(), SlotError> {
-        let detour = self.detour.clone();
-        self.put_in_force(vm, read_only, detour.as_ref())?;
+        let (detour, views) = (self.detour.clone(), self.views.clone());
+        self.put_in_force(vm, read_only, &views, detour.as_ref())?;
         self.read_only = read_only.to_vec();
+        Ok(())
+    }
+
+    /// Makes KVM map exactly these pages of RAM (sorted) by the given host addresses, which share the contents of RAM and stay mapped.
+    /// Called with every vCPU paused.
+    pub(crate) fn set_views(&mut self, vm: &VmFd, views: Vec<RamRegion>) -> Result<(), SlotError> {
+        let (detour, read_only) = (self.detour.clone(), self.read_only.clone());
+        self.put_in_force(vm, &read_only, &views, detour.as_ref())?;
+        self.views = views;
         Ok(())
     }
 
     /// Adds the slots of detour memory, for the lifetime of the machine. Called with every vCPU paused.
     pub(crate) fn set_detour(&mut self, vm: &VmFd, detour: &DetourMemory) -> Result<(), SlotError> {
-        let read_only = self.read_only.clone();
-        let put = self.put_in_force(vm, &read_only, Some(detour));
+        let (read_only, views) = (self.read_only.clone(), self.views.clone());
+        let put = self.put_in_force(vm, &read_only, &views, Some(detour));
         match put {
             Ok(()) => self.detour = Some(detour.clone()),
             // KVM may already use a slot of `detour`. The forgotten clone keeps the mapping, so the host never reuses its addresses.
@@ -73,9 +85,10 @@ impl Slots {
         &mut self,
         vm: &VmFd,
         read_only: &[PageRange],
+        views: &[RamRegion],
         detour: Option<&DetourMemory>,
     ) -> Result<(), SlotError> {
-        let mut regions = self.regions.clone();
+        let mut regions = with_views(&self.regions, views);
         let mut read_only = read_only.to_vec();
         if let Some(detour) = detour {
             regions.extend(detour.region());
@@ -110,6 +123,31 @@ impl Slots {
         }
         Ok(())
     }
+}
+
+/// Cuts the views (sorted, disjoint, each within a region) out of the regions, and adds the views. Returns the regions, sorted.
+fn with_views(regions: &[RamRegion], views: &[RamRegion]) -> Vec<RamRegion> {
+    let mut cut = Vec::with_capacity(regions.len() + 2 * views.len());
+    for region in regions {
+        let end = region.gpa + region.bytes;
+        let mut at = region.gpa;
+        let part = |from: u64, to: u64| RamRegion {
+            gpa: from,
+            bytes: to - from,
+            host: region.host + (from - region.gpa),
+        };
+        for view in views
+            .iter()
+            .filter(|view| (region.gpa..end).contains(&view.gpa))
+        {
+            cut.push(part(at, view.gpa));
+            cut.push(*view);
+            at = view.gpa + view.bytes;
+        }
+        cut.push(part(at, end));
+    }
+    cut.retain(|region| region.bytes > 0);
+    cut
 }
 
 /// Cuts the regions at the edges of the read-only ranges. Returns the slots, sorted.
@@ -152,8 +190,8 @@ fn set(vm: &VmFd, id: u32, slot: Slot, bytes: u64) -> Result<(), SlotError> {
         userspace_addr: slot.host,
     };
     // SAFETY: the host range lies within the RAM mapping of this machine, which outlives its VM (`Machine` holds
-    // both), or within detour memory, which `Slots` holds until its slots are gone; slots never overlap, since `plan`
-    // cuts disjoint regions.
+    // both), is a view of a page of RAM, which `Shared` holds beside the VM, or lies within detour memory, which `Slots` holds until
+    // its slots are gone; slots never overlap, since `plan` and `with_views` cut disjoint regions.
     unsafe { vm.set_user_memory_region(region) }.map_err(|source| SlotError::Refused {
         gpa: slot.gpa,
         bytes,
@@ -218,6 +256,30 @@ mod tests {
                 .expect("in RAM");
             assert_eq!(slot.host - region.host, slot.gpa - region.gpa);
         }
+    }
+
+    #[test]
+    fn views_replace_the_host_addresses_of_their_pages() {
+        let region = |gpa, bytes, host| RamRegion { gpa, bytes, host };
+        let regions = [
+            region(0, 0x4000, 0x7000_0000),
+            region(0x10_0000, 0x2000, 0x8000_0000),
+        ];
+        let views = [
+            region(0, 0x1000, 0x1000_0000),
+            region(0x2000, 0x1000, 0x2000_0000),
+            region(0x10_1000, 0x1000, 0x3000_0000),
+        ];
+        let expected = [
+            views[0],
+            region(0x1000, 0x1000, 0x7000_1000),
+            views[1],
+            region(0x3000, 0x1000, 0x7000_3000),
+            region(0x10_0000, 0x1000, 0x8000_0000),
+            views[2],
+        ];
+        assert_eq!(with_views(&regions, &views), expected);
+        assert_eq!(with_views(&regions, &[]), regions);
     }
 
     #[test]

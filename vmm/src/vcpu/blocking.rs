@@ -17,6 +17,9 @@ const KVM_INJECTED_BREAKPOINT: kvm_vcpu_events__bindgen_ty_1 = kvm_vcpu_events__
     error_code: 0,
 };
 
+/// Vector of an NMI.
+const NMI: u8 = 2;
+
 /// The interrupt shadow: whether the instruction at RIP is protected by the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shadow {
@@ -100,6 +103,17 @@ impl VcpuRegisters<'_> {
         })
     }
 
+    /// The vector of the exception or interrupt whose delivery did not finish before the exit, if any: KVM repeats the delivery at the
+    /// next entry, in front of the instruction at RIP.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    pub fn undelivered_event(&mut self) -> Result<Option<u8>, VcpuError> {
+        let events = self.reported_events()?;
+        Ok(undelivered(&events))
+    }
+
     /// The events that KVM has reported with the exit. If KVM reports no events with exits, asks KVM.
     pub(super) fn reported_events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {
         if self.sync_regs {
@@ -133,9 +147,36 @@ impl VcpuRegisters<'_> {
     }
 }
 
+/// See [`VcpuRegisters::undelivered_event`].
+fn undelivered(events: &kvm_vcpu_events) -> Option<u8> {
+    if events.exception.injected != 0 {
+        Some(events.exception.nr)
+    } else if events.nmi.injected != 0 {
+        Some(NMI)
+    } else {
+        (events.interrupt.injected != 0).then_some(events.interrupt.nr)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn undelivered_event_has_its_vector() {
+        let mut events = kvm_vcpu_events::default();
+        events.interrupt.nr = 0x30;
+        events.nmi.pending = 1;
+        assert_eq!(undelivered(&events), None);
+        events.interrupt.injected = 1;
+        assert_eq!(undelivered(&events), Some(0x30));
+        events.interrupt.injected = 0;
+        events.nmi.injected = 1;
+        assert_eq!(undelivered(&events), Some(2));
+        events.exception.injected = 1;
+        events.exception.nr = 14;
+        assert_eq!(undelivered(&events), Some(14));
+    }
 
     #[test]
     fn shadows_are_kvms() {

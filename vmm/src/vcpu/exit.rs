@@ -5,7 +5,7 @@ use kvm_bindings::KVM_INTERNAL_ERROR_EMULATION;
 use kvm_ioctls::VcpuExit;
 
 use super::debugging::DebugCause;
-use super::error::{RunError, VcpuError};
+use super::error::RunError;
 use super::kick;
 use super::kvm_run;
 use super::stall::LeftAt;
@@ -42,6 +42,8 @@ pub(crate) enum DefaultAction {
     Continue,
     /// The run ends with [`RunError::EmulationFailure`].
     Fail,
+    /// The run ends with the error of `KVM_RUN`: memory of the guest is not mapped in this process.
+    Fault,
 }
 
 impl StoppedVcpu<'_> {
@@ -60,14 +62,13 @@ impl StoppedVcpu<'_> {
                 self.registers.keep_injected_breakpoint(injected)?;
                 return Ok(VmExit::Interrupted);
             }
-            Err(source) => {
-                return Err(VcpuError {
-                    request: "KVM_RUN",
-                    vcpu: self.registers.index,
-                    source,
-                }
-                .into());
+            Err(error) if error.errno() == libc::EFAULT && shared.has_protected_pages() => {
+                self.registers.keep_injected_breakpoint(injected)?;
+                let at = self.registers.rip()?;
+                let trap = Trap::ProtectedWrite { at };
+                return Ok(VmExit::Trapped(trap, DefaultAction::Fault));
             }
+            Err(source) => return Err(self.registers.failed("KVM_RUN")(source).into()),
         };
         match exit {
             VcpuExit::IoOut(port, &[byte]) => {

@@ -187,6 +187,10 @@ impl StoppedVcpu<'_> {
                 self.registers.complete_msr_write(index, value)?;
             }
             (DefaultAction::Fail, _) => return Err(emulation_failure(&mut self.registers)?),
+            (DefaultAction::Fault, _) => {
+                let source = kvm_ioctls::Error::new(libc::EFAULT);
+                return Err(self.registers.failed("KVM_RUN")(source).into());
+            }
             (DefaultAction::Continue | DefaultAction::Memory | DefaultAction::Msr, _) => (),
         }
         Ok(())

@@ -27,6 +27,8 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
+use crate::engine::watch::Watches;
+use crate::engine::watch::table::{Watch, WatchTable};
 use crate::registry::{Milestone, Probe, Purpose};
 
 /// Reconciles plants with probes. The other vCPUs are paused.
@@ -41,6 +43,7 @@ pub(crate) struct Armer {
     pub(crate) return_sites: Arc<ReturnSites>,
     pub(crate) int3: Arc<Int3Handler>,
     pub(crate) optimiser: Arc<Optimiser>,
+    pub(crate) watches: Arc<Watches>,
 }
 
 impl Armer {
@@ -84,9 +87,21 @@ impl Armer {
                 self.optimiser.report_hindrance(plant);
             }
         }
-        let states: Vec<_> = looked_at()
-            .map(|probe| (probe, self.becomes(probe, located, interest, &mut edits)))
-            .collect();
+        let mut watched = self.watches.outside(change);
+        let mut states = Vec::new();
+        for probe in looked_at() {
+            let state = self.becomes(probe, located, interest, &mut edits);
+            if let NewState::Watching { at, gpa, len } = state {
+                let probe = Arc::clone(probe);
+                watched.push(Watch {
+                    probe,
+                    at,
+                    gpa,
+                    len,
+                });
+            }
+            states.push((probe, state));
+        }
         let armed = self.probes.armed.load(Ordering::Acquire);
         let sites = match change.sites {
             Sites::These(sites) => sites.to_vec(),
@@ -113,9 +128,20 @@ impl Armer {
                 .map_err(|error| ArmError(error.into()))?;
         }
         let before = Arc::clone(&table);
-        let table = edits
-            .apply(paused, &self.running.planter)
+        let watched_before = self
+            .watches
+            .replace(paused, WatchTable::new(watched))
             .map_err(|error| ArmError(error.into()))?;
+        let table = match edits.apply(paused, &self.running.planter) {
+            Ok(table) => table,
+            Err(error) => {
+                let restored = self.watches.replace(paused, (*watched_before).clone());
+                return Err(ArmError(match restored {
+                    Ok(_) => error.into(),
+                    Err(error) => error.into(),
+                }));
+            }
+        };
         self.plants.replace_table(paused, table);
         self.following
             .forbid_recording(&before, &places)
@@ -126,7 +152,7 @@ impl Armer {
         }
         for (probe, state) in states {
             let planted_at = match &state {
-                NewState::Armed { at, .. } => Some(*at),
+                NewState::Armed { at, .. } | NewState::Watching { at, .. } => Some(*at),
                 _ => None,
             };
             probe.set_planted(planted_at);
@@ -138,6 +164,7 @@ impl Armer {
                     }
                     probe.status.set_armed(ip.into());
                 }
+                NewState::Watching { at, .. } => probe.status.set_armed(at.into()),
                 NewState::Pending(reason) => probe
                     .status
                     .set_state(ProbeState::Pending, Some(reason.to_owned())),
@@ -198,6 +225,7 @@ impl Armer {
                 "the kernel patches this instruction itself at run time, and all four debug registers are taken"
                     .to_owned(),
             ),
+            Arming::Watch { at, gpa, len } => NewState::Watching { at, gpa, len },
             Arming::Later(reason) => NewState::Pending(reason),
             Arming::Refused(reason) => NewState::Refused(reason),
         }
@@ -246,6 +274,12 @@ enum NewState {
     Armed {
         ip: Gva,
         at: Gva,
+    },
+    /// The probe watches `len` bytes at `at`.
+    Watching {
+        at: Gva,
+        gpa: Gpa,
+        len: usize,
     },
     /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
     AsItIs,

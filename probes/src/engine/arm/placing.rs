@@ -17,7 +17,7 @@ impl Armer {
         }
         let linked = match place.via {
             Via::Plant { at, .. } => at,
-            Via::DebugRegister => place.ip,
+            Via::DebugRegister | Via::ProtectedPage { .. } => place.ip,
         };
         let Some(spot) = self.running.spot_of(place, linked, located) else {
             return Arming::Refused(match place.module {
@@ -27,6 +27,14 @@ impl Armer {
         };
         let at = located.running_at(place, linked);
         match place.via {
+            Via::ProtectedPage { .. } if self.running.planter.pages().keeps(spot.gpa) => {
+                Arming::Refused("its page has probed code".to_owned())
+            }
+            Via::ProtectedPage { len } => Arming::Watch {
+                at,
+                gpa: spot.gpa,
+                len,
+            },
             Via::DebugRegister if self.running.abilities.debug_execute => Arming::Debug { at, spot },
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),

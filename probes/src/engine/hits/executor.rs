@@ -7,13 +7,14 @@ use detour::Detour;
 use events::Tier;
 use introspect::insn::Decoded;
 use introspect::walk;
-use text::{GuestError, InstructionFault, Passed, PlantByte, RFLAGS_RF, Spot, Vcpu, pass};
+use text::{GuestError, InstructionFault, Passed, PlantByte, RFLAGS_RF, Spot, Vcpu};
 use vmm::kvm_regs;
 
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{INT3, Running};
+use crate::engine::watch::Watches;
 use crate::handler::{FaultOutcome, HitContext};
 use crate::plant_table::{Plant, own_instruction};
 use crate::registry::Purpose;
@@ -34,6 +35,7 @@ pub(crate) struct Executor {
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) detour: Arc<Detour>,
+    pub(crate) watches: Arc<Watches>,
 }
 
 impl Executor {
@@ -97,14 +99,8 @@ impl Executor {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(
-            vcpu,
-            self.running.memory.as_ref(),
-            &self.running.planter,
-            self.running.abilities.features,
-            plant.kernel_tables(self, decoded.at()),
-            decoded,
-        )? {
+        let kernel = plant.kernel_tables(self, decoded.at());
+        match self.watches.pass(vcpu, kernel, decoded)? {
             Passed::Emulated => {
                 self.after(vcpu, plant, Tier::Emulated)?;
                 Ok(HitOutcome::Resume)
@@ -165,16 +161,7 @@ impl Executor {
         let Some(decoded) = own.filter(|own| own.bytes() != [INT3]) else {
             return Ok(());
         };
-        let features = self.running.abilities.features;
-        let memory = self.running.memory.as_ref();
-        match pass(
-            vcpu,
-            memory,
-            &self.running.planter,
-            features,
-            None,
-            &decoded,
-        )? {
+        match self.watches.pass(vcpu, None, &decoded)? {
             Passed::Faulted(fault) => vcpu.inject(fault),
             Passed::Emulated | Passed::MustStep => Ok(()),
         }

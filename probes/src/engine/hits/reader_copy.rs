@@ -46,9 +46,11 @@ impl Readers {
         let (Some(source), Some(target)) = (source, target) else {
             return Ok(false);
         };
+        let pages = self.running.planter.pages();
+        let watched = self.watches.table.load();
         if target
             .iter()
-            .any(|page| source.contains(page) || self.running.planter.pages().keeps(*page))
+            .any(|page| source.contains(page) || pages.keeps(*page) || watched.protects(*page))
         {
             return Ok(false);
         }

@@ -17,6 +17,7 @@ use text::{GuestError, Paused, Ran, To, Vcpu};
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
+use crate::engine::watch::Watches;
 use crate::handler::HitContext;
 use crate::plant_table::Plant;
 use crate::registry::{Milestone, Purpose, Reader};
@@ -65,6 +66,7 @@ pub(crate) struct Readers {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) watches: Arc<Watches>,
     /// Whether a note has reported a reader that did not return in time.
     pub(crate) readers_lost: AtomicBool,
 }

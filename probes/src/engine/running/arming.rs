@@ -1,6 +1,6 @@
 //! The ways to arm a probe or a return site.
 
-use address::Gva;
+use address::{Gpa, Gva};
 use text::Spot;
 
 /// The way to arm a probe now.
@@ -13,6 +13,12 @@ pub(crate) enum Arming {
     Debug {
         at: Gva,
         spot: Spot,
+    },
+    /// The page of the watched bytes is protected.
+    Watch {
+        at: Gva,
+        gpa: Gpa,
+        len: usize,
     },
     /// The probe cannot be armed yet.
     Later(&'static str),

@@ -18,6 +18,7 @@ mod returns;
 mod syscalls;
 mod system;
 mod typed;
+mod watch;
 mod writes;
 
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,282 @@
+//! Writes of the guest to watched data.
+
+use std::sync::atomic::Ordering;
+
+use address::{Gpa, Gva};
+use events::{DataWrite, ProbeState};
+use manifest::{Action, ProbeConfig};
+use text::Ran;
+use text::testing::FakeVcpu;
+
+use super::{LARGE_PAGE, Rig, gpa, vcpu};
+use crate::engine::hits::outcome::HitOutcome;
+use crate::resolve::synthetic::SyntheticKernel;
+
+/// `lock xadd [rdi], rax`
+const XADD: [u8; 5] = [0xf0, 0x48, 0x0f, 0xc1, 0x07];
+/// `mov [rdi], rax; ret`
+const MOV: [u8; 4] = [0x48, 0x89, 0x07, 0xc3];
+/// `movups [rdi], xmm0; ret`: for the hardware to execute.
+const MOVUPS: [u8; 4] = [0x0f, 0x11, 0x07, 0xc3];
+/// `int 0x30` gate: present, an interrupt gate of ring 0.
+const GATE: u64 = 0x8e << 40;
+const BEFORE: u64 = 5;
+
+/// The 64-bit code segment that makes the vCPU's instructions decodable.
+const LONG_MODE: u16 = 1 << 13;
+
+struct Watched {
+    rig: Rig,
+    /// The instruction.
+    at: Gva,
+    /// The guest-physical address of the variable, where a writable mapping is, too.
+    data: u64,
+}
+
+/// A guest whose function `writer` has `code`, and a variable `counter` with the value [`BEFORE`].
+fn watched(code: &[u8], probes: &[&str]) -> Watched {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("writer", code);
+    let data = gpa(kernel.variable("counter", BEFORE));
+    kernel.variable("neighbour", 0);
+    let rig = Rig::new(&kernel, probes);
+    Watched { rig, at, data }
+}
+
+impl Watched {
+    /// A vCPU at the instruction, with the address and the value of a store.
+    fn vcpu(&self, to: u64, value: u64) -> FakeVcpu {
+        let mut vcpu = vcpu(self.at);
+        vcpu.state.system.segments.cs.attributes = LONG_MODE;
+        (vcpu.regs.rdi, vcpu.regs.rax) = (to, value);
+        vcpu
+    }
+
+    fn exit(&self, vcpu: &mut FakeVcpu) -> HitOutcome {
+        let writes = &self.rig.engine.protected_writes;
+        writes.on_protected_write(vcpu, self.at).expect("handled")
+    }
+
+    fn protected(&self) -> Vec<u64> {
+        let pages = self.rig.paused.protected.lock().expect("lock");
+        pages.iter().map(|page| page.0).collect()
+    }
+
+    /// The values of the reported writes.
+    fn writes(&self) -> Vec<(u64, u64)> {
+        let writes = self.rig.hits().into_iter().filter_map(|hit| hit.write);
+        writes.map(|write| (write.old.0, write.new.0)).collect()
+    }
+
+    fn counts(&self, probe: usize) -> (u64, u64) {
+        let probe = self.rig.probe(probe);
+        (probe.hits, probe.exits)
+    }
+}
+
+#[test]
+fn locked_instruction_is_emulated_and_reported_with_both_values() {
+    let watched = watched(&XADD, &["watch:counter:8"]);
+    assert_eq!(watched.rig.states(), [ProbeState::Armed]);
+    assert_eq!(watched.protected(), [watched.data & !0xfff]);
+    let mut vcpu = watched.vcpu(watched.data, 3);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::Resume);
+    assert_eq!((vcpu.regs.rip - watched.at.0, vcpu.regs.rax), (5, BEFORE));
+    assert_eq!(watched.rig.word(watched.data), BEFORE + 3);
+    let hits = watched.rig.hits();
+    let [hit] = &hits[..] else {
+        panic!("{hits:?}");
+    };
+    assert_eq!((hit.ip.0, &*hit.symbol), (watched.at.0, "writer+0x0"));
+    assert_eq!((hit.regs.rax.0, hit.regs.rip.0), (3, watched.at.0));
+    let Some(DataWrite {
+        bytes, old, new, ..
+    }) = hit.write
+    else {
+        panic!("{hit:?}");
+    };
+    assert_eq!((bytes, old.0, new.0), (8, BEFORE, BEFORE + 3));
+    assert_eq!(watched.counts(0), (1, 1));
+}
+
+#[test]
+fn each_watchpoint_sees_its_own_bytes() {
+    let watched = watched(
+        &MOV,
+        &["watch:counter:8", "watch:counter+4:2", "watch:neighbour:4"],
+    );
+    let value = 0x1111_2222_3333_4444;
+    watched.exit(&mut watched.vcpu(watched.data, value));
+    assert_eq!(watched.writes(), [(BEFORE, value), (0, 0x2222)]);
+    // Half of the store is in front of the variable.
+    watched.exit(&mut watched.vcpu(watched.data - 4, 0x7777_7777_0000_0000));
+    let behind = (value & !0xffff_ffff) | 0x7777_7777;
+    assert_eq!(watched.writes()[2..], [(value, behind)]);
+    watched.exit(&mut watched.vcpu(watched.data + 8, 9));
+    assert_eq!(watched.writes()[3..], [(0, 9)]);
+    // Each exit at the page is counted.
+    let counts = [0, 1, 2].map(|probe| watched.counts(probe));
+    assert_eq!(counts, [(2, 3), (1, 3), (1, 3)]);
+}
+
+#[test]
+fn store_of_the_same_value_is_a_hit() {
+    let watched = watched(&MOV, &["watch:counter:8"]);
+    watched.exit(&mut watched.vcpu(watched.data, BEFORE));
+    assert_eq!(watched.writes(), [(BEFORE, BEFORE)]);
+}
+
+#[test]
+fn write_that_kvm_has_emulated_is_made_and_attributed_to_the_instruction_before() {
+    let watched = watched(&MOV, &["watch:counter:4"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    vcpu.regs.rip += 3;
+    let write = |vcpu: &mut FakeVcpu, at| {
+        let watches = &watched.rig.engine.watches;
+        watches.guest_write(vcpu, Gpa(at), &[0x66]).expect("made")
+    };
+    assert!(write(&mut vcpu, watched.data + 1));
+    assert_eq!(watched.rig.word(watched.data), 0x6605);
+    assert_eq!(watched.writes(), [(BEFORE, 0x6605)]);
+    assert_eq!(watched.rig.hits()[0].ip.0, watched.at.0);
+    assert!(!write(&mut vcpu, watched.data + 0x1000), "not protected");
+}
+
+#[test]
+fn instruction_for_the_hardware_runs_alone_without_protection() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    let (rig, next) = (&watched.rig, watched.at.wrapping_add(3));
+    let writes = &rig.engine.protected_writes;
+    let stepped =
+        writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |vcpu, to| {
+            assert!(rig.paused.lifted.load(Ordering::Relaxed));
+            assert!(to.stops().contains(&next), "{to:?}");
+            // A second exit at a page that is not protected now has another reason.
+            let again = writes.on_protected_write(vcpu, watched.at);
+            assert_eq!(again.expect("looked at"), HitOutcome::NotOurs);
+            rig.memory.put(watched.data, &99_u64.to_le_bytes());
+            vcpu.regs.rip = next.0;
+            Ok(Ran::At(next))
+        });
+    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
+    assert!(!rig.paused.lifted.load(Ordering::Relaxed));
+    assert_eq!(watched.writes(), [(BEFORE, 99)]);
+    assert_eq!(rig.hits()[0].ip.0, watched.at.0);
+}
+
+#[test]
+fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
+    const VECTOR: u8 = 0x30;
+    const TABLE: u64 = 0x7000;
+    const HANDLER: u64 = 0x9000;
+    let watched = watched(&MOV, &["watch:counter:8"]);
+    let entry = (HANDLER & 0xffff) | 0x10 << 16 | GATE;
+    let at = TABLE + 16 * u64::from(VECTOR);
+    watched.rig.memory.put(at, &entry.to_le_bytes());
+    let mut vcpu = watched.vcpu(watched.data, 7);
+    vcpu.undelivered = Some(VECTOR);
+    (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (TABLE, 0xfff);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    let rig = &watched.rig;
+    let writes = &rig.engine.protected_writes;
+    let stepped = writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |_, to| {
+        assert_eq!(to.stops(), [Gva(HANDLER)]);
+        assert_ne!(rig.byte(HANDLER), 0, "a stop");
+        rig.memory.put(watched.data, &1_u64.to_le_bytes());
+        Ok(Ran::At(Gva(HANDLER)))
+    });
+    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
+    assert_eq!(rig.byte(HANDLER), 0);
+    assert_eq!(watched.writes(), [(BEFORE, 1)]);
+}
+
+#[test]
+fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
+    let watched = watched(&MOV, &["kprobe:writer", "watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 8);
+    let outcome = watched.rig.engine.hits.on_hit(&mut vcpu, watched.at);
+    assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
+    assert_eq!(watched.writes(), [(BEFORE, 8)]);
+    assert_eq!((watched.counts(0).0, watched.counts(1).0), (1, 1));
+}
+
+#[test]
+fn filter_rejects_writes() {
+    let watched = watched(&MOV, &[]);
+    let config = ProbeConfig {
+        filter: "rax > 100".parse().ok(),
+        action: Action::Count,
+        ..ProbeConfig::from(
+            "watch:counter:8"
+                .parse::<manifest::ProbeSpec>()
+                .expect("a probe"),
+        )
+    };
+    let rig = &watched.rig;
+    let registered = rig.engine.register(&rig.paused, &[config]);
+    registered.expect("registered");
+    for value in [100, 101, 102] {
+        watched.exit(&mut watched.vcpu(watched.data, value));
+    }
+    assert_eq!(watched.counts(0), (2, 3));
+    assert_eq!(rig.hits(), []);
+}
+
+#[test]
+fn protection_ends_with_the_last_watchpoint() {
+    let watched = watched(&MOV, &["watch:counter:8", "watch:neighbour:8"]);
+    let rig = &watched.rig;
+    let page = [watched.data & !0xfff];
+    let ids = rig.engine.inventory().ids();
+    let remove = |id| rig.engine.unregister(&rig.paused, &[id]).expect("removed");
+    remove(ids[0]);
+    assert_eq!(watched.protected(), page);
+    rig.engine.set_armed(&rig.paused, false).expect("disarmed");
+    assert!(watched.protected().is_empty());
+    let mut vcpu = watched.vcpu(watched.data, 1);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    assert_eq!(watched.protected(), page);
+    let disabled = rig.engine.set_enabled(&rig.paused, ids[1], false);
+    assert!(disabled.expect("disabled"));
+    assert!(watched.protected().is_empty());
+    remove(ids[1]);
+    assert_eq!(rig.states(), []);
+}
+
+#[test]
+fn refused_protection_registers_nothing() {
+    let watched = watched(&MOV, &["kprobe:writer"]);
+    let rig = &watched.rig;
+    let watch = || {
+        let spec = "watch:counter:8".parse::<manifest::ProbeSpec>();
+        ProbeConfig::from(spec.expect("a probe"))
+    };
+    rig.paused.requests.fail(1);
+    let refused = rig.engine.register(&rig.paused, &[watch()]);
+    assert!(refused.is_err());
+    rig.paused.requests.fail(0);
+    assert_eq!(rig.states(), [ProbeState::Armed]);
+    assert!(watched.protected().is_empty());
+    let mut vcpu = watched.vcpu(watched.data, 1);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
+    rig.engine
+        .register(&rig.paused, &[watch()])
+        .expect("registered");
+    assert_eq!(watched.protected(), [watched.data & !0xfff]);
+}
+
+#[test]
+fn emulation_failure_of_another_instruction_is_not_ours() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    let writes = &watched.rig.engine.protected_writes;
+    let outcome = writes.on_emulation_failure(&mut vcpu);
+    assert_eq!(outcome.expect("looked at"), HitOutcome::NotOurs);
+    assert_eq!(vcpu.regs.rip, watched.at.0);
+}
+
+/// The low mapping is writable, so the tests can write where the kernel's own mapping is read-only.
+const _: () = assert!(LARGE_PAGE & 2 != 0);

@@ -1,0 +1,208 @@
+//! Watchpoints: each write of the guest to watched bytes is a hit.
+//!
+//! The pages of the watched bytes are protected ([`text::Paused::protect_pages`]): a write exits before it takes place. hyprobe emulates
+//! the instruction on the guest's memory, and compares the watched bytes. A lock orders the writes of all vCPUs to protected pages, so
+//! that old and new values are exact, and locked instructions are atomic. Details: `docs/watchpoints.md`.
+//!
+//! Threads: vCPUs write and report on their own threads, under the lock. The table changes with the other vCPUs paused.
+
+pub(crate) mod memory;
+pub(crate) mod stepped;
+pub(crate) mod table;
+pub(crate) mod writer;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use address::{Gpa, Gva};
+use arc_swap::ArcSwap;
+use detour::Detour;
+use events::DataWrite;
+use introspect::insn::Decoded;
+use text::{GuestError, KernelTables, Passed, Paused, Vcpu, pass};
+use vmm::kvm_regs;
+
+use crate::engine::arm::edits::Change;
+use crate::engine::hit_arguments::HitArguments;
+use crate::engine::plants::Plants;
+use crate::engine::records::Records;
+use crate::engine::reporter::Reporter;
+use crate::engine::running::Running;
+use crate::engine::watch::memory::{Seen, SeenWrite, WatchedMemory};
+use crate::engine::watch::table::{Watch, WatchTable};
+use crate::handler::HitContext;
+use crate::registry::Purpose;
+
+/// The armed watchpoints, and the guest's writes to their pages.
+#[derive(Debug)]
+pub(crate) struct Watches {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) detour: Arc<Detour>,
+    pub(crate) table: ArcSwap<WatchTable>,
+    /// Held from a write to a protected page until its event is queued: events are in the order of the writes.
+    pub(crate) order: Mutex<()>,
+}
+
+impl Watches {
+    /// Whether any watchpoint is armed.
+    pub(crate) fn is_watching(&self) -> bool {
+        !self.table.load().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // The lock protects no data of its own.
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Emulates an instruction of the vCPU, as [`pass`] does, and reports its writes to watched bytes.
+    pub(crate) fn pass(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        kernel: Option<KernelTables<'_>>,
+        decoded: &Decoded,
+    ) -> Result<Passed, GuestError> {
+        self.pass_noting(vcpu, kernel, decoded)
+            .map(|(passed, _)| passed)
+    }
+
+    /// Emulates an instruction that has exited at a protected page.
+    fn pass_after_exit(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        decoded: &Decoded,
+    ) -> Result<Passed, GuestError> {
+        let (passed, seen) = self.pass_noting(vcpu, None, decoded)?;
+        self.count_exits(&seen);
+        Ok(passed)
+    }
+
+    fn pass_noting(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        kernel: Option<KernelTables<'_>>,
+        decoded: &Decoded,
+    ) -> Result<(Passed, Seen), GuestError> {
+        let table = self.table.load();
+        let memory = self.running.memory.as_ref();
+        let (planter, features) = (&self.running.planter, self.running.abilities.features);
+        if table.is_empty() {
+            let passed = pass(vcpu, memory, planter, features, kernel, decoded)?;
+            return Ok((passed, Seen::default()));
+        }
+        let _order = self.lock();
+        let before = vcpu.regs()?;
+        let watched = WatchedMemory::new(memory, &table);
+        let passed = pass(vcpu, &watched, planter, features, kernel, decoded)?;
+        let seen = watched.into_seen();
+        for write in &seen.writes {
+            self.report(vcpu, before, decoded.at(), write)?;
+        }
+        Ok((passed, seen))
+    }
+
+    /// Counts an exit for each watchpoint on the written pages whose bytes the instruction has not written.
+    fn count_exits(&self, seen: &Seen) {
+        let table = self.table.load();
+        let on_pages = seen.pages.iter().flat_map(|page| table.on_page(*page));
+        for watch in on_pages {
+            let is_same = |write: &SeenWrite| Arc::ptr_eq(&write.watch.probe, &watch.probe);
+            if !seen.writes.iter().any(is_same) {
+                watch.probe.counters.count_exit();
+            }
+        }
+    }
+
+    /// Makes a write that KVM has emulated up to the memory, at `gpa`. Returns `false` if the page is not protected. The vCPU's registers
+    /// are those behind the instruction.
+    pub(crate) fn guest_write(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        gpa: Gpa,
+        data: &[u8],
+    ) -> Result<bool, GuestError> {
+        let table = self.table.load();
+        if !table.protects(gpa) {
+            return Ok(false);
+        }
+        let _order = self.lock();
+        let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
+        text::GuestMemory::write(&watched, gpa, data)?;
+        let seen = watched.into_seen();
+        if !seen.writes.is_empty() {
+            let regs = vcpu.regs()?;
+            let paging = vcpu.system_state()?.paging;
+            let ip = self.in_front_of(&paging, Gva(regs.rip));
+            for write in &seen.writes {
+                self.report(vcpu, regs, ip, write)?;
+            }
+        }
+        self.count_exits(&seen);
+        Ok(true)
+    }
+
+    /// Counts and reports a write by the instruction at `ip`. `regs` are the vCPU's registers for the filter and the event.
+    fn report(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        regs: kvm_regs,
+        ip: Gva,
+        write: &SeenWrite,
+    ) -> Result<(), GuestError> {
+        let probe = &write.watch.probe;
+        let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
+        let mut arguments = HitArguments::new(probe, &self.reporter);
+        if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+            return Ok(());
+        }
+        probe.counters.count_hit();
+        match &probe.purpose {
+            Purpose::Trace => {
+                let writer = self.writer(ip);
+                let write = DataWrite {
+                    at: write.watch.at.into(),
+                    bytes: u8::try_from(write.watch.len).unwrap_or(u8::MAX),
+                    old: events::Hex(write.old),
+                    new: events::Hex(write.new),
+                };
+                let write = (writer.symbol, write);
+                self.records
+                    .tell_write(&mut hit, probe, writer.ip, write, arguments)
+            }
+            Purpose::Aggregate(aggregated) => {
+                self.running.add_value(&mut hit, &mut arguments, aggregated);
+                Ok(())
+            }
+            // Handlers, injections and returns are refused at watchpoints.
+            _ => Ok(()),
+        }
+    }
+
+    /// Arms exactly the watchpoints of `table`: their pages are protected. Returns the former table. The other vCPUs are paused.
+    pub(crate) fn replace(
+        &self,
+        paused: &dyn Paused,
+        table: WatchTable,
+    ) -> Result<Arc<WatchTable>, GuestError> {
+        let before = self.table.load_full();
+        if before.pages() != table.pages() {
+            paused.protect_pages(table.pages())?;
+        }
+        self.table.store(Arc::new(table));
+        Ok(before)
+    }
+
+    /// The armed watchpoints of probes outside of `change`.
+    pub(crate) fn outside(&self, change: Change<'_>) -> Vec<Watch> {
+        let changed = change.probes.iter().chain(change.dropped);
+        let changed: BTreeSet<_> = changed.map(Arc::as_ptr).collect();
+        let table = self.table.load();
+        let watches = table.watches().iter();
+        watches
+            .filter(|watch| !changed.contains(&Arc::as_ptr(&watch.probe)))
+            .cloned()
+            .collect()
+    }
+}

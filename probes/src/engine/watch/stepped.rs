@@ -1,0 +1,191 @@
+//! Exits at protected pages: the emulator executes the instruction, or the hardware does, with the other vCPUs paused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use address::Gva;
+use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
+use introspect::{Idt, walk};
+use text::{GuestError, Passed, Paused, Ran, Spot, SystemState, To, Vcpu};
+
+use crate::engine::hits::executor::Executor;
+use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::running::Running;
+use crate::engine::watch::Watches;
+use crate::engine::watch::memory::SeenWrite;
+use crate::plant_table::{Plant, own_instruction};
+
+const PAGE_BYTES: u64 = 4096;
+/// CS.L in the attributes of a segment: 64-bit code.
+const LONG_MODE: u16 = 1 << 13;
+
+/// Handles exits at protected pages.
+#[derive(Debug)]
+pub(crate) struct ProtectedWrites {
+    pub(crate) running: Arc<Running>,
+    pub(crate) watches: Arc<Watches>,
+    pub(crate) executor: Arc<Executor>,
+    /// Whether the guest may write to protected pages: a vCPU runs alone.
+    pub(crate) lifted: AtomicBool,
+}
+
+impl ProtectedWrites {
+    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread.
+    pub(crate) fn on_protected_write(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        at: Gva,
+    ) -> Result<HitOutcome, GuestError> {
+        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+            return Ok(HitOutcome::NotOurs);
+        }
+        if vcpu.undelivered_event()?.is_some() {
+            return Ok(HitOutcome::NeedsPause);
+        }
+        let state = vcpu.system_state()?;
+        match self.instruction_at(&state, at) {
+            Some((decoded, _)) => self.emulate(vcpu, &decoded),
+            None => Ok(HitOutcome::NeedsPause),
+        }
+    }
+
+    /// Emulates the instruction at RIP, which KVM could not emulate: at a protected page, KVM fails at locked instructions.
+    pub(crate) fn on_emulation_failure(
+        &self,
+        vcpu: &mut dyn Vcpu,
+    ) -> Result<HitOutcome, GuestError> {
+        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+            return Ok(HitOutcome::NotOurs);
+        }
+        let at = Gva(vcpu.regs()?.rip);
+        let state = vcpu.system_state()?;
+        let Some((decoded, _)) = self.instruction_at(&state, at) else {
+            return Ok(HitOutcome::NotOurs);
+        };
+        Ok(match self.emulate(vcpu, &decoded)? {
+            HitOutcome::Resume => HitOutcome::Resume,
+            // KVM would fail again.
+            HitOutcome::NeedsPause | HitOutcome::NotOurs => HitOutcome::NotOurs,
+        })
+    }
+
+    fn emulate(&self, vcpu: &mut dyn Vcpu, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
+        Ok(match self.watches.pass_after_exit(vcpu, decoded)? {
+            Passed::Emulated => HitOutcome::Resume,
+            Passed::Faulted(fault) => {
+                vcpu.inject(fault)?;
+                HitOutcome::Resume
+            }
+            Passed::MustStep => HitOutcome::NeedsPause,
+        })
+    }
+
+    /// Lets the hardware execute the instruction at `at`, or deliver the event in front of it, while the guest may write to protected
+    /// pages. The other vCPUs are paused, and `run` runs the vCPU. Reports the watched bytes that have changed.
+    pub(crate) fn on_paused_protected_write<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        at: Gva,
+        run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<HitOutcome, GuestError> {
+        let table = self.watches.table.load_full();
+        if table.is_empty() || self.lifted.load(Ordering::Acquire) {
+            return Ok(HitOutcome::NotOurs);
+        }
+        let memory = self.running.memory.as_ref();
+        let values = || table.watches().iter().map(|watch| watch.value(&memory));
+        let before: Vec<u64> = values().collect();
+        let regs = vcpu.regs()?;
+        paused.lift_protection(true)?;
+        self.lifted.store(true, Ordering::Release);
+        let stepped = self.step(vcpu, paused, at, run);
+        self.lifted.store(false, Ordering::Release);
+        paused.lift_protection(false)?;
+        stepped?;
+        for ((watch, old), new) in table.watches().iter().zip(before).zip(values()) {
+            if old != new {
+                let watch = watch.clone();
+                self.watches
+                    .report(vcpu, regs, at, &SeenWrite { watch, old, new })?;
+            }
+        }
+        Ok(HitOutcome::Resume)
+    }
+
+    fn step<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        at: Gva,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        if let Some(vector) = vcpu.undelivered_event()? {
+            return self.deliver(vcpu, paused, vector, run);
+        }
+        let state = vcpu.system_state()?;
+        let (decoded, spot) = match self.instruction_at(&state, at) {
+            Some((decoded, spot)) => (Some(decoded), spot),
+            None => (None, self.spot_of(&state, at)),
+        };
+        let Some(spot) = spot else {
+            // The instruction is in the detour region, where no stop can be.
+            return run(vcpu, To::Next(&[])).map(drop);
+        };
+        let plant = Plant::new(at, spot);
+        let decoded = decoded.as_ref();
+        self.executor
+            .execute_in_place(vcpu, paused, &plant, decoded, at, &mut run)
+    }
+
+    /// Runs the vCPU up to the first instruction of the guest's handler for `vector`.
+    fn deliver<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        vector: u8,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let sregs = vcpu.sregs()?;
+        let idt = Idt {
+            base: Gva(sregs.idt.base),
+            limit: sregs.idt.limit,
+        };
+        let planter = &self.running.planter;
+        let target = idt.target(planter, &paging, vector);
+        let found = target.and_then(|target| walk(planter, &paging, target).ok());
+        let stops: Vec<_> = found.iter().map(|found| found.gpa).collect();
+        let shown = planter.show_alone(paused, &[], &stops)?;
+        let ran = run(vcpu, To::Next(target.as_slice()));
+        shown.end()?;
+        ran.map(drop)
+    }
+
+    /// The original instruction at `at`, and its location if in RAM. `None` if the bytes cannot be read or decoded, or are not 64-bit
+    /// code.
+    fn instruction_at(&self, state: &SystemState, at: Gva) -> Option<(Decoded, Option<Spot>)> {
+        if state.system.segments.cs.attributes & LONG_MODE == 0 {
+            return None;
+        }
+        let detour = &self.watches.detour;
+        if detour.maps(at) {
+            let mut bytes = [0; MAX_LENGTH_BYTES];
+            detour.read_at(at, &mut bytes)?;
+            return Some((decode(&bytes, at).ok()?, None));
+        }
+        let spot = self.spot_of(state, at)?;
+        let decoded = own_instruction(&self.running.planter, spot, at)?;
+        Some((decoded, Some(spot)))
+    }
+
+    /// The location of the instruction at `at`, by the vCPU's page tables.
+    fn spot_of(&self, state: &SystemState, at: Gva) -> Option<Spot> {
+        let planter = &self.running.planter;
+        let gpa_of = |at: Gva| Some(walk(planter, &state.paging, at).ok()?.gpa);
+        Some(Spot {
+            gpa: gpa_of(at)?,
+            beyond: gpa_of(at.page().wrapping_add(PAGE_BYTES)),
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! The instruction that writes to watched bytes: its address and its name.
+
+use std::sync::Arc;
+
+use address::Gva;
+use introspect::insn::boundaries;
+use introspect::{PagingState, read_virt};
+
+use crate::engine::watch::Watches;
+use crate::kernel::MAX_FUNCTION_BYTES;
+
+/// The instruction of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Writer {
+    pub(crate) ip: Gva,
+    /// `symbol+0xoffset`, with the module; the address, without a symbol.
+    pub(crate) symbol: Arc<str>,
+}
+
+impl Watches {
+    /// The instruction at `ip`. An instruction in a detour or a copy stands for the original instruction.
+    pub(crate) fn writer(&self, ip: Gva) -> Writer {
+        let ip = self.original(ip).unwrap_or(ip);
+        let symbol = self.kernel_symbol(ip).or_else(|| self.module_symbol(ip));
+        Writer {
+            ip,
+            symbol: symbol.unwrap_or_else(|| ip.to_string()).into(),
+        }
+    }
+
+    fn original(&self, ip: Gva) -> Option<Gva> {
+        let laid = self.detour.laid_at(ip)?;
+        let mut code = vec![0; laid.len];
+        self.detour.read_at(laid.entry, &mut code)?;
+        Some(laid.displaced_at(&code, ip)?.ip)
+    }
+
+    fn kernel_symbol(&self, ip: Gva) -> Option<String> {
+        let linked = self.running.located.get()?.linked(ip);
+        let kernel = &self.running.kernel;
+        if !kernel.image().contains(&linked) {
+            return None;
+        }
+        let found = kernel.symbols().resolve(linked)?;
+        Some(format!("{}+{:#x}", found.symbol.name, found.offset))
+    }
+
+    fn module_symbol(&self, ip: Gva) -> Option<String> {
+        let module = self.running.modules.holding(ip)?;
+        let symbols = module.symbols();
+        let after = symbols.partition_point(|symbol| symbol.address <= ip);
+        let mut before = symbols[..after].iter().rev();
+        let symbol = before.find(|symbol| symbol.is_text())?;
+        let offset = ip.offset_from(symbol.address)?;
+        Some(format!("{}+{offset:#x} [{}]", symbol.name, module.name()))
+    }
+
+    /// The instruction in front of `rip`, by the function's original bytes; `rip` itself if the bytes do not tell.
+    pub(crate) fn in_front_of(&self, paging: &PagingState, rip: Gva) -> Gva {
+        self.previous(paging, rip).unwrap_or(rip)
+    }
+
+    fn previous(&self, paging: &PagingState, rip: Gva) -> Option<Gva> {
+        let last = Gva(rip.0.checked_sub(1)?);
+        let (start, code) = match self.detour.laid_at(last) {
+            Some(laid) => {
+                let mut code = vec![0; bytes_between(laid.entry, rip)?];
+                self.detour.read_at(laid.entry, &mut code)?;
+                (laid.entry, code)
+            }
+            None => self.function_up_to(paging, last)?,
+        };
+        let all = boundaries(&code, start).map_while(Result::ok);
+        let before = all.last()?;
+        (before.next() == rip).then(|| before.at())
+    }
+
+    /// The original bytes of the function with the byte at `last`, up to the byte, and their address.
+    fn function_up_to(&self, paging: &PagingState, last: Gva) -> Option<(Gva, Vec<u8>)> {
+        let linked = self.running.located.get()?.linked(last);
+        let found = self.running.kernel.symbols().resolve(linked)?;
+        if !found.symbol.is_text() {
+            return None;
+        }
+        let start = Gva(last.0.checked_sub(found.offset)?);
+        let mut code = vec![0; bytes_between(start, last.checked_add(1)?)?];
+        read_virt(&self.running.planter.own(), paging, start, &mut code).ok()?;
+        Some((start, code))
+    }
+}
+
+/// The number of bytes from `start` to `end`, if a function can have as many.
+fn bytes_between(start: Gva, end: Gva) -> Option<usize> {
+    let len = end
+        .offset_from(start)
+        .filter(|len| *len <= MAX_FUNCTION_BYTES)?;
+    usize::try_from(len).ok()
+}

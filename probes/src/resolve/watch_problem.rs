@@ -1,0 +1,109 @@
+//! The reasons why data cannot be watched.
+
+use address::Gva;
+
+/// The problem with a watchpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchProblem {
+    /// The kernel has no variable of the name.
+    #[error("the kernel has no variable `{name}`")]
+    NoVariable {
+        /// The name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// Several variables have the name.
+    #[error("the kernel has {} variables called `{name}`", addresses.len())]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The link-time addresses of the variables.
+        addresses: Vec<Gva>,
+    },
+    /// The variable's type is not known.
+    #[error("the type of `{name}` is not known")]
+    Untyped {
+        /// The variable.
+        name: String,
+    },
+    /// The variable has no such member.
+    #[error("`{variable}` has no member `{path}`")]
+    NoMember {
+        /// The variable.
+        variable: String,
+        /// The path behind the first dot.
+        path: String,
+    },
+    /// The data has a size that is not watched as a whole.
+    #[error("it has {bytes} bytes, and a watchpoint has 1, 2, 4 or 8")]
+    Size {
+        /// The size in bytes.
+        bytes: u64,
+    },
+    /// The bytes are on two pages.
+    #[error("its {len} bytes at {at} lie on two pages")]
+    TwoPages {
+        /// The link-time address.
+        at: Gva,
+        /// The number of bytes.
+        len: usize,
+    },
+    /// A per-CPU variable: its bytes in the image are not used.
+    #[error(
+        "it is a per-CPU variable, and this version watches variables of the kernel's image only"
+    )]
+    PerCpu,
+    /// The bytes are outside of the kernel's data.
+    #[error(
+        "{at} is not in the data of the kernel's image, and this version watches no other memory"
+    )]
+    NotData {
+        /// The address.
+        at: Gva,
+    },
+    /// The bytes are code.
+    #[error("it is code, and the writes to code are not watched")]
+    Code,
+    /// The kernel frees the bytes after boot.
+    #[error("the kernel frees it after boot, and uses its memory for other data")]
+    Init,
+    /// The page cannot be protected.
+    #[error(
+        "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"
+    )]
+    WrittenByHardware {
+        /// The object.
+        object: String,
+    },
+    /// A program's handler at a watchpoint.
+    #[error("a watchpoint has events, counts or aggregates, and no handlers")]
+    Handler,
+}
+
+impl WatchProblem {
+    /// The remedy, if known.
+    pub(super) fn help(&self) -> Option<String> {
+        match self {
+            Self::NoVariable { near, .. } if !near.is_empty() => {
+                Some(format!("near names: {}", near.join(", ")))
+            }
+            Self::Ambiguous { addresses, .. } => {
+                let all: Vec<String> = addresses
+                    .iter()
+                    .map(|address| format!("watch:{address}:LENGTH"))
+                    .collect();
+                Some(format!("name one by its address: {}", all.join(", ")))
+            }
+            Self::Untyped { name } => {
+                Some(format!("write its length in bytes, like watch:{name}:8"))
+            }
+            Self::Size { .. } => Some(
+                "name a member, or write an offset and a length: watch:NAME+OFFSET:8".to_owned(),
+            ),
+            Self::TwoPages { .. } => Some("write a watchpoint for each page".to_owned()),
+            Self::Code => Some("write kprobe:SYMBOL for its executions".to_owned()),
+            _ => None,
+        }
+    }
+}

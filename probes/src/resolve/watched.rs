@@ -1,0 +1,196 @@
+//! Resolves watchpoints: the watched bytes are data of the kernel's image, on a page that KVM and the processor do not write by themselves.
+
+use address::Gva;
+use inspect::expression::declared_type;
+use introspect::Symbol;
+use manifest::{DataBase, WatchedData};
+
+use super::place::{Place, Via, When};
+use super::watch_problem::WatchProblem;
+use crate::arguments::ArgumentSource;
+use crate::kernel::Kernel;
+
+const PAGE_BYTES: u64 = 4096;
+const POINTER_BYTES: u64 = 8;
+/// The number of near names in the error for an unknown name.
+const NEAR_NAMES: usize = 5;
+/// The most addresses of namesakes in an error.
+const MAX_NAMESAKES: usize = 16;
+
+/// Objects that the processor or KVM writes by itself, without an instruction of the guest: a page with one of them cannot be protected.
+/// A kernel has some of the names.
+const WRITTEN_BY_HARDWARE: [&str; 15] = [
+    "init_top_pgt",
+    "swapper_pg_dir",
+    "early_top_pgt",
+    "early_dynamic_pgts",
+    "level4_kernel_pgt",
+    "level3_kernel_pgt",
+    "level2_kernel_pgt",
+    "level3_ident_pgt",
+    "level2_ident_pgt",
+    "level2_fixmap_pgt",
+    "level1_fixmap_pgt",
+    "init_thread_union",
+    "init_stack",
+    "hv_clock_boot",
+    "wall_clock",
+];
+/// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
+const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
+const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
+
+/// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved, and matters to plain addresses only.
+pub(super) fn resolve(
+    kernel: &Kernel,
+    data: &WatchedData,
+    slide: i64,
+) -> Result<Place, WatchProblem> {
+    let (at, size, symbol) = match &data.base {
+        DataBase::Address(address) => {
+            let at = Gva(address.0.wrapping_sub(slide.cast_unsigned()));
+            let symbol = match kernel.symbols().resolve(at) {
+                Some(found) => format!("{}+{:#x}", found.symbol.name, found.offset),
+                None => at.to_string(),
+            };
+            (at, data.bytes.map(u64::from).unwrap_or_default(), symbol)
+        }
+        DataBase::Variable { name, offset } => {
+            let found = variable(kernel, name)?;
+            let size = match (data.bytes, *offset) {
+                (Some(bytes), _) => bytes.into(),
+                (None, offset) => found
+                    .size
+                    .and_then(|size| size.checked_sub(offset))
+                    .ok_or(WatchProblem::Untyped { name: name.clone() })?,
+            };
+            let symbol = format!("{name}+{offset:#x}");
+            (found.at.wrapping_add(*offset), size, symbol)
+        }
+    };
+    let len = match size {
+        1 => 1,
+        2 => 2,
+        4 => 4,
+        8 => 8,
+        bytes => return Err(WatchProblem::Size { bytes }),
+    };
+    check(kernel, at, len)?;
+    Ok(Place {
+        ip: at,
+        symbol: symbol.into(),
+        via: Via::ProtectedPage { len },
+        when: When::TextPresent,
+        init: false,
+        module: None,
+        arguments: ArgumentSource::Registers,
+    })
+}
+
+/// A variable or member, and its size in bytes if the type is known.
+struct Found {
+    at: Gva,
+    size: Option<u64>,
+}
+
+/// The variable `name`, or a member of the variable in front of the first dot.
+fn variable(kernel: &Kernel, name: &str) -> Result<Found, WatchProblem> {
+    let declared = |name| declared_type(kernel.types().ok()?, name);
+    if let Some(symbol) = data_symbol(kernel, name)? {
+        let size = match declared(name) {
+            Some((_, stars)) if stars > 0 => Some(POINTER_BYTES),
+            Some((ty, _)) => kernel.types().ok().and_then(|types| types.size_of(ty)),
+            None => None,
+        };
+        return Ok(Found {
+            at: symbol.address,
+            size,
+        });
+    }
+    if kernel.symbols().lookup(name).is_some() {
+        return Err(WatchProblem::Code);
+    }
+    let missing = |name: &str| WatchProblem::NoVariable {
+        name: name.to_owned(),
+        near: kernel.symbols().nearest_names(name, NEAR_NAMES),
+    };
+    let (name, path) = name.split_once('.').ok_or_else(|| missing(name))?;
+    let symbol = data_symbol(kernel, name)?.ok_or_else(|| missing(name))?;
+    let untyped = || WatchProblem::Untyped {
+        name: name.to_owned(),
+    };
+    let (ty, stars) = declared(name).ok_or_else(untyped)?;
+    let types = kernel.types().map_err(|_| untyped())?;
+    let member = (stars == 0)
+        .then(|| types.member(types.as_struct(ty)?, path))
+        .flatten();
+    let member = member.ok_or_else(|| WatchProblem::NoMember {
+        variable: name.to_owned(),
+        path: path.to_owned(),
+    })?;
+    Ok(Found {
+        at: symbol.address.wrapping_add(member.offset_bytes),
+        size: Some(member.size_bytes),
+    })
+}
+
+/// The only variable called `name`.
+fn data_symbol(kernel: &Kernel, name: &str) -> Result<Option<Symbol>, WatchProblem> {
+    let mut named = kernel.symbols().lookup_all(name);
+    named.retain(|symbol| !symbol.is_text());
+    named.sort_by_key(|symbol| symbol.address);
+    named.dedup_by_key(|symbol| symbol.address);
+    if named.len() > 1 {
+        let addresses = named.iter().take(MAX_NAMESAKES);
+        return Err(WatchProblem::Ambiguous {
+            name: name.to_owned(),
+            addresses: addresses.map(|symbol| symbol.address).collect(),
+        });
+    }
+    Ok(named.pop())
+}
+
+/// Checks that the page of the bytes can be protected.
+fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
+    if within(kernel, PER_CPU, at..at.wrapping_add(1)) {
+        return Err(WatchProblem::PerCpu);
+    }
+    if !kernel.image().contains(&at) {
+        return Err(WatchProblem::NotData { at });
+    }
+    if kernel.is_init(at) {
+        return Err(WatchProblem::Init);
+    }
+    if kernel.holds_code(at) {
+        return Err(WatchProblem::Code);
+    }
+    if at.page_offset() + len as u64 > PAGE_BYTES {
+        return Err(WatchProblem::TwoPages { at, len });
+    }
+    let page = at.page()..at.page().wrapping_add(PAGE_BYTES);
+    if within(kernel, SHARED_WITH_KVM, page.clone()) {
+        let object = SHARED_WITH_KVM.0.to_owned();
+        return Err(WatchProblem::WrittenByHardware { object });
+    }
+    let is_on_page = |symbol: &Symbol| {
+        symbol.address < page.end && symbol.address.wrapping_add(symbol.size.max(1)) > page.start
+    };
+    let object = WRITTEN_BY_HARDWARE
+        .iter()
+        .find(|name| kernel.symbols().lookup_all(name).iter().any(is_on_page));
+    match object {
+        Some(object) => Err(WatchProblem::WrittenByHardware {
+            object: (*object).to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a byte of `bytes` is between two labels of the kernel.
+fn within(kernel: &Kernel, (start, end): (&str, &str), bytes: std::ops::Range<Gva>) -> bool {
+    let label = |name| kernel.symbols().address_of(name);
+    match (label(start), label(end)) {
+        (Some(start), Some(end)) => bytes.start < end && start < bytes.end,
+        _ => false,
+    }
+}

@@ -1,0 +1,115 @@
+//! Watched variables of stock kernels: each write of a workload, with both values and the writer.
+
+use std::collections::BTreeSet;
+
+use events::{DataWrite, Hit, ProbeState};
+use manifest::GuestEnd;
+
+use crate::boot::{Boot, Ran, Stock, probe};
+use crate::schema::assert_lines_match;
+use crate::tracepoints::number;
+
+/// The sysctl `kernel.panic`, an `int`.
+const SYSCTL: &str = "watch:panic_timeout";
+/// The kernel counts its forks, and says their number in `/proc/stat`.
+const FORKS: &str = "watch:total_forks";
+/// Written by timer interrupts, many times a second.
+const TICKS: &str = "watch:jiffies_64";
+const WRITES: u64 = 20;
+/// The command line sets the variable, too.
+const EXPECTED: &str = "[[expect]]
+probe = 'watch:panic_timeout'
+exactly = 21
+[[expect]]
+probe = 'watch:total_forks'
+at_least = 16
+";
+const SCRIPT: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /proc
+$b mount -t proc proc /proc
+i=1
+while [ $i -le 20 ]; do
+    echo $i >/proc/sys/kernel/panic
+    i=$((i + 1))
+done
+echo writer $$
+for i in 1 2 3 4 5 6 7 8; do
+    ($b cat /proc/version >/dev/null) &
+    ($b cat /proc/version >/dev/null) &
+    wait
+done
+echo forks $($b sed -n 's/^processes //p' /proc/stat)
+$b poweroff -f
+"#;
+
+fn writes(ran: &Ran, name: &str) -> Vec<(Hit, DataWrite)> {
+    let hits = ran.hits().into_iter().filter(|hit| &*hit.probe == name);
+    let with_write = hits.map(|hit| {
+        let write = hit.write.expect("a write");
+        (hit, write)
+    });
+    with_write.collect()
+}
+
+/// Asserts that each write has found the value that the write before has left: none was missed.
+fn assert_chained(name: &str, writes: &[(Hit, DataWrite)]) {
+    for (before, after) in writes.iter().zip(&writes[1..]) {
+        assert_eq!(before.1.new, after.1.old, "{name}: {before:?} {after:?}");
+    }
+}
+
+fn check(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, SCRIPT).cpus(2);
+    let boot = boot.expecting(EXPECTED);
+    let ran = boot.probe(SYSCTL).probe(FORKS).probe(TICKS).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let summary = ran.summary();
+    assert_eq!(summary.guest.end, GuestEnd::Poweroff);
+    assert_lines_match(&ran.events);
+    for name in [SYSCTL, FORKS, TICKS] {
+        let all = writes(&ran, name);
+        assert_chained(name, &all);
+        let summed = probe(&summary, name);
+        assert_eq!(summed.state, ProbeState::Armed, "{summed:?}");
+        assert_eq!(summed.hits, all.len() as u64, "{summed:?}");
+        assert!(summed.exits >= summed.hits && summed.missed.is_empty());
+        for (hit, write) in &all {
+            assert!(hit.symbol.contains('+'), "{hit:?}");
+            assert!(write.bytes == 4 || write.bytes == 8, "{write:?}");
+        }
+    }
+
+    // The command line sets the variable, too, before.
+    let writer = number(&ran, "writer");
+    let sysctl = writes(&ran, SYSCTL);
+    let by_script = sysctl.iter().filter(|(hit, _)| {
+        let task = hit.task.as_ref();
+        task.is_some_and(|task| i64::from(task.pid) == writer)
+    });
+    let values: Vec<u64> = by_script.map(|(_, write)| write.new.0).collect();
+    assert_eq!(values, (1..=WRITES).collect::<Vec<_>>());
+
+    let forks = writes(&ran, FORKS);
+    let numbers: Vec<u64> = forks.iter().map(|(_, write)| write.new.0).collect();
+    let told = u64::try_from(number(&ran, "forks")).expect("a number");
+    assert!(
+        told > 16 && numbers.len() as u64 >= told,
+        "{told} {numbers:?}"
+    );
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    let vcpus: BTreeSet<usize> = forks.iter().map(|(hit, _)| hit.vcpu).collect();
+    assert!(vcpus.len() == 2, "{vcpus:?}");
+
+    let ticks = writes(&ran, TICKS);
+    assert!(ticks.len() > 10, "{}", ticks.len());
+    for (_, write) in &ticks {
+        assert!(write.new.0 > write.old.0, "{write:?}");
+    }
+}
+
+#[test]
+fn writes_to_variables_of_debian_6_1_are_those_of_the_workload() {
+    check("debian-6.1");
+}
