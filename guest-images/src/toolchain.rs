@@ -101,17 +101,21 @@ impl Gcc<'_> {
         Ok(path)
     }
 
-    /// A digest of all that the compiled file depends on.
+    /// A digest of the sources, the flags, and the versions of the compiler, the assembler and the linker.
     fn digest(&self) -> Result<Digest, BuildError> {
-        let mut gcc = Command::new("gcc");
-        let version = gcc.arg("--version").output().map_err(self.not_started())?;
+        let mut versions = Vec::new();
+        for tool in ["gcc", "as", "ld"] {
+            let mut tool = Command::new(tool);
+            let said = tool.arg("--version").output();
+            versions.extend(said.map_err(self.not_started())?.stdout);
+        }
         let sources = self.sources.iter();
         let sources = sources.flat_map(|source| [source.name.as_bytes(), source.text.as_bytes()]);
         let flags = self.flags.iter().map(|flag| flag.as_bytes());
         let mut all = Vec::new();
         for part in sources
             .chain(flags)
-            .chain([self.output.as_bytes(), &version.stdout])
+            .chain([self.output.as_bytes(), &versions])
         {
             all.extend_from_slice(&part.len().to_le_bytes());
             all.extend_from_slice(part);
