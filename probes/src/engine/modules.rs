@@ -37,7 +37,7 @@ use crate::engine::running::Running;
 use crate::module::LoadedModule;
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
-use crate::resolve::{Place, ProbeNumber};
+use crate::resolve::{Place, ProbeNumber, ResolveProblem};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
@@ -255,8 +255,9 @@ impl ModuleWatch {
                 continue;
             };
             match sites.of(probe, spec) {
-                // The module's init function has run.
-                Err(_) if probe.status.state() == ProbeState::Gone => probe.set_signature(None),
+                Err(problem) if is_expected(probe.status.state(), &problem) => {
+                    probe.set_signature(None);
+                }
                 Err(problem) => {
                     let spec = spec.to_string();
                     self.probes
@@ -370,4 +371,10 @@ impl ModuleWatch {
         self.following
             .lose_return_sites(|site| !module.holds_code(site));
     }
+}
+
+/// Whether a probe in `state` need not be told that it has no place in a module: the module's init function has run, and its text is gone. Another
+/// build of a module may have that text: a probe with a build is refused there, also if an earlier load had the probe's build.
+pub(crate) const fn is_expected(state: ProbeState, problem: &ResolveProblem) -> bool {
+    matches!(state, ProbeState::Gone) && !matches!(problem, ResolveProblem::OtherBuild { .. })
 }

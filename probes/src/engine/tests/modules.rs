@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use address::Gva;
-use events::ProbeId;
+use events::{ProbeId, ProbeState};
 use introspect::btf::synthetic::Blob;
 use introspect::{Btf, Module, ModuleRegion, PagingState, RegionKind, Signature};
 use manifest::ProbeSpec;
@@ -11,6 +11,7 @@ use manifest::ProbeSpec;
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
 use crate::arguments::ArgumentSource;
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::modules::is_expected;
 use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
@@ -165,6 +166,22 @@ fn probe_in_a_module_that_goes_keeps_no_types() {
     }));
     guest.reach(guest.unloads, MODULE.0);
     assert!(probe.place().is_none() && probe.signature().is_none());
+}
+
+#[test]
+fn probe_that_was_in_one_build_is_refused_in_another() {
+    let other_build = ResolveProblem::OtherBuild {
+        module: "m".to_owned(),
+        wanted: "00ab".to_owned(),
+        build_id: Some("00ac".to_owned()),
+    };
+    let init_is_gone = ResolveProblem::NotInModule {
+        name: "f".to_owned(),
+        module: "m".to_owned(),
+    };
+    assert!(is_expected(ProbeState::Gone, &init_is_gone));
+    assert!(!is_expected(ProbeState::Gone, &other_build));
+    assert!(!is_expected(ProbeState::Pending, &init_is_gone));
 }
 
 #[test]
