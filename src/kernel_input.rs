@@ -21,7 +21,7 @@ pub enum KernelInput {
 
 /// Why the kernel cannot be read.
 #[derive(Debug, Error)]
-pub enum OpenKernelError {
+pub(crate) enum OpenKernelError {
     /// The file cannot be read or is not a kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),

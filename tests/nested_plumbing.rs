@@ -15,7 +15,7 @@ use manifest::GuestEnd;
 use outer::Qemu;
 
 use hyprobe::config::{Accel, Boot, Console, Initrd, RunConfig, Sandbox, TrapChoice};
-use hyprobe::nested::{self, InnerFailure, LaunchError, Outside};
+use hyprobe::nested::{self, GuestKernel, InnerFailure, LaunchError, Outside};
 use hyprobe::stop::{StopReason, StopSignal};
 
 const EVENTS: u64 = 20_000;
@@ -261,7 +261,11 @@ impl Run {
             dump: None,
             progress: &|step| progress(&step.to_string()),
         };
-        nested::launch(&qemu, &self.config, None, outside)
+        let kernel = GuestKernel {
+            file: KERNEL.to_vec(),
+            survey: None,
+        };
+        nested::launch(&qemu, &self.config, kernel, outside)
     }
 }
 

@@ -4,8 +4,7 @@ use guest_images::{CachedFileError, FetchError, InitramfsError, ModuleError, Pro
 use outer::{ExecutableError, IMAGE, VmlinuxError, own_executable};
 use thiserror::Error;
 
-use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig, Sandbox};
-use crate::kernel_input::OpenKernelError;
+use crate::config::{Accel, Initrd, KernelInput, RunConfig, Sandbox};
 
 const BUSYBOX: &str = "busybox-static";
 /// virtio comes first, so later failures can be reported through a port. TCG has SVM and no VMX.
@@ -34,9 +33,6 @@ pub enum InputsError {
     /// A module is missing.
     #[error("cannot take a module")]
     Modules(#[from] ModuleError),
-    /// The guest's kernel cannot be used.
-    #[error(transparent)]
-    GuestKernel(OpenKernelError),
     /// The outer Linux's kernel cannot be used.
     #[error("cannot use the kernel of the image {IMAGE}")]
     OuterKernel(#[from] VmlinuxError),
@@ -49,6 +45,15 @@ pub enum InputsError {
     /// The run cannot be written down.
     #[error("cannot write the run as JSON")]
     Config(#[from] serde_json::Error),
+}
+
+/// The guest's kernel, as the launcher has read it: the run inside boots what the launcher has checked, even if the user's file changes.
+#[derive(Debug)]
+pub struct GuestKernel {
+    /// The kernel's file: unpacked, unless the guest is to unpack the kernel.
+    pub file: Vec<u8>,
+    /// The survey of the kernel's code as bytes, if the run may need it: it would take seconds under emulation.
+    pub survey: Option<Vec<u8>>,
 }
 
 /// The inputs of QEMU.
@@ -67,14 +72,14 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Assembles the outer Linux for `config`. `survey` has the survey of the guest's kernel, if the run may need it. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
+    /// Assembles the outer Linux for `config`. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
     ///
     /// # Errors
     ///
     /// See [`InputsError`].
     pub(super) fn build(
         config: &RunConfig,
-        survey: Option<Vec<u8>>,
+        guest: GuestKernel,
         progress: &dyn Fn(&Progress<'_>),
     ) -> Result<Self, InputsError> {
         // Errors in the user's files are found before a download.
@@ -82,12 +87,8 @@ impl Inputs {
         let mut inner = config.clone();
         inner.accel = Accel::Kvm;
         inner.kernel = KernelInput::File(KERNEL_PATH.into());
-        files.file(
-            KERNEL_PATH,
-            0o600,
-            guest_kernel(config).map_err(InputsError::GuestKernel)?,
-        );
-        if let Some(survey) = survey {
+        files.file(KERNEL_PATH, 0o600, guest.file);
+        if let Some(survey) = guest.survey {
             inner.survey = Some(SURVEY_PATH.into());
             files.file(SURVEY_PATH, 0o600, survey);
         }
@@ -137,14 +138,6 @@ fn fetch(
     progress: &dyn Fn(&Progress<'_>),
 ) -> Result<guest_images::Image, InputsError> {
     guest_images::fetch(image, progress).map_err(|source| InputsError::Fetch { image, source })
-}
-
-/// The guest's kernel for the run inside: unpacked, unless the guest is to unpack the kernel.
-fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
-    match config.boot {
-        Boot::Direct => Ok(config.kernel.open()?.vmlinux()?.into_owned()),
-        Boot::BzImage => Ok(config.kernel.open()?.bytes().to_vec()),
-    }
 }
 
 /// A CPU for each vCPU of the guest, and a CPU for the threads beside the vCPUs. The number does not exceed this host's: CPUs that wait

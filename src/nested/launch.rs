@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use super::boot::{self, BootError, Booting, GivenUp};
 use super::command::Running;
-use super::inputs::{Inputs, InputsError};
+use super::inputs::{GuestKernel, Inputs, InputsError};
 use super::lines::LineError;
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
 use super::ports::{self, Inbox, Typing};
@@ -177,8 +177,6 @@ impl fmt::Debug for Outside<'_> {
 
 /// Boots the guest in an outer Linux and probes the guest until the guest ends, `stop` is requested, or the time is over.
 ///
-/// `survey` has the survey of the guest's kernel, which would take seconds under emulation.
-///
 /// Blocks the calling thread. QEMU dies with the calling thread. The summary is returned, not sent to the sink.
 ///
 /// # Errors
@@ -187,11 +185,11 @@ impl fmt::Debug for Outside<'_> {
 pub fn launch(
     qemu: &Qemu,
     config: &RunConfig,
-    survey: Option<Vec<u8>>,
+    kernel: GuestKernel,
     outside: Outside<'_>,
 ) -> Result<Summary, LaunchError> {
     let progress = outside.progress;
-    let inputs = Inputs::build(config, survey, &|step| progress(&Step::Fetching(step)))?;
+    let inputs = Inputs::build(config, kernel, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
     let restarts = RefCell::new(Vec::new());
     let again = |start: GivenUp| {

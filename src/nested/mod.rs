@@ -30,6 +30,7 @@ mod tail;
 
 pub(crate) use choice::{Choice, Unusable, choose};
 pub use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
+pub use inputs::GuestKernel;
 pub(crate) use inputs::prepare;
 pub use launch::{LaunchError, Outside, launch};
 pub use protocol::InnerFailure;

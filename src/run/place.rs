@@ -9,9 +9,9 @@ use outer::{Qemu, QemuError};
 use thiserror::Error;
 use vmm::{Host, self_test};
 
-use crate::config::{Accel, RunConfig};
+use crate::config::{Accel, Boot, RunConfig};
 use crate::exit::{Exit, Failure};
-use crate::nested::{self, Choice, LaunchError, Outside, Unusable};
+use crate::nested::{self, Choice, GuestKernel, LaunchError, Outside, Unusable};
 use crate::panics::Since;
 use crate::run::crash_dump::CrashDump;
 use crate::run::ends::{Console, Ends};
@@ -140,9 +140,7 @@ impl Place {
                 Ok(session::run_guest(config, guest, host, ends)?)
             }
             Self::Nested(qemu) => {
-                let survey = survey(config, &guest, say);
-                // The hyprobe in the outer Linux reads the files.
-                drop(guest);
+                let kernel = nested_kernel(config, guest, say);
                 let Console(console) = ends.console;
                 let outside = Outside {
                     sink: ends.sink,
@@ -154,7 +152,7 @@ impl Place {
                     progress: &|step| say(step.to_string()),
                 };
                 let began = Since::now();
-                let mut summary = nested::launch(&qemu, config, survey, outside)?;
+                let mut summary = nested::launch(&qemu, config, kernel, outside)?;
                 began.judge(&mut summary);
                 Ok(summary)
             }
@@ -162,11 +160,16 @@ impl Place {
     }
 }
 
-/// The survey of the guest's kernel as bytes, if jumps may replace plants: here it takes some tenths of a second, in an outer Linux seconds.
-fn survey(config: &RunConfig, guest: &Guest, say: &dyn Fn(String)) -> Option<Vec<u8>> {
+/// The guest's kernel for the run in an outer Linux, with a survey if jumps may replace plants: here a survey takes some tenths of a second.
+fn nested_kernel(config: &RunConfig, guest: Guest, say: &dyn Fn(String)) -> GuestKernel {
     let may_probe = !config.probes.is_empty() || config.control.is_some();
-    (config.optimise && may_probe).then(|| {
+    let survey = (config.optimise && may_probe).then(|| {
         say("decoding the kernel's code".to_owned());
         guest.kernel.survey().to_bytes()
-    })
+    });
+    let file = match config.boot {
+        Boot::Direct => guest.vmlinux,
+        Boot::BzImage => guest.file.bytes().to_vec(),
+    };
+    GuestKernel { file, survey }
 }

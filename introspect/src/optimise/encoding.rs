@@ -45,7 +45,7 @@ impl Survey {
         list(words(&self.undecodable));
         list(words(&self.counted_from));
         list(ranges(self.unfit.iter().map(|(range, _)| range)));
-        list(self.unfit.iter().map(|(_, why)| *why as u64).collect());
+        list(self.unfit.iter().map(|(_, why)| number(*why)).collect());
         bytes
     }
 
@@ -92,9 +92,24 @@ fn ranges<'r>(ranges: impl Iterator<Item = &'r Range<Gva>>) -> Vec<u64> {
         .collect()
 }
 
-fn unfit(word: u64) -> Option<Unfit> {
-    let all = [Unfit::Entry, Unfit::Start, Unfit::Template, Unfit::Thunk];
-    all.into_iter().find(|why| *why as u64 == word)
+const fn number(why: Unfit) -> u64 {
+    match why {
+        Unfit::Entry => 1,
+        Unfit::Start => 2,
+        Unfit::Template => 3,
+        Unfit::Thunk => 4,
+    }
+}
+
+/// The reason with the [`number`].
+const fn unfit(number: u64) -> Option<Unfit> {
+    Some(match number {
+        1 => Unfit::Entry,
+        2 => Unfit::Start,
+        3 => Unfit::Template,
+        4 => Unfit::Thunk,
+        _ => return None,
+    })
 }
 
 /// The lists that are not read yet.
@@ -155,6 +170,8 @@ mod tests {
             unfit: vec![
                 (range(0x1000, 0x1010), Unfit::Thunk),
                 (range(0x1010, 0x1014), Unfit::Entry),
+                (range(0x1014, 0x1018), Unfit::Start),
+                (range(0x1018, 0x101c), Unfit::Template),
             ],
         }
     }
