@@ -200,12 +200,14 @@ impl ModuleFiles {
     }
 
     /// Opens the first file of a module that the guest may load, and returns the file's build-id. Only a running guest says which build is loaded.
+    /// If the user names files of the module, no other file counts: a probe in another build would be refused later, and less clearly.
     pub(super) fn open_named(
         &mut self,
         module: &ModuleSpec,
     ) -> Result<(DebugInfo, String), ModuleFileError> {
         let mut last = None;
-        for path in self.called(&module.name) {
+        let named = self.named.modules.get(&module.name).cloned();
+        for path in named.unwrap_or_else(|| self.called(&module.name)) {
             let name = module.name.clone();
             let opened = DebugInfo::open_module(&path, &self.sources);
             let build_id = opened.as_ref().ok().and_then(DebugInfo::build_id);
@@ -242,6 +244,9 @@ impl ModuleFiles {
             for folder in FOLDERS {
                 let folder = release.map(|release| root.join(folder).join(release));
                 folder.iter().for_each(|folder| collect(folder, &mut found));
+            }
+            for files in found.values_mut() {
+                files.sort_by_cached_key(|file| (!is_update(file), file.clone()));
             }
             found
         });
@@ -291,6 +296,11 @@ impl ModuleFiles {
             })),
         }
     }
+}
+
+/// Whether the module at `path` replaces the kernel's own module of the name, as depmod decides unless it is configured.
+fn is_update(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "updates")
 }
 
 /// Adds the files of modules in `folder` and below to `found`, by the names of the modules. Folders that cannot be read are left out.

@@ -96,8 +96,13 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
             progress.clear();
             Some(info.map_err(SourceLinesError::from)?)
         }
-        // Lines of modules need no file of the kernel.
-        None => source_lines::open(named.kernel(), &kernel, "", MayFetch::No).ok(),
+        // Lines of modules need no file of the kernel, but a file that the user names has to be the kernel's.
+        None => match source_lines::open(named.kernel(), &kernel, "", MayFetch::No) {
+            Err(error) if named.kernel().is_some() => {
+                return Err(SourceLinesError::from(error).into());
+            }
+            opened => opened.ok(),
+        },
     };
     let modules = ModuleFiles::new(&kernel, info.as_ref(), named);
     // The build-ids are equal, so the symbols are the kernel's.

@@ -161,3 +161,38 @@ fn name_or_build_id_of_a_hostile_guest_leads_to_no_file() {
         assert!(matches!(error, ModuleFileError::Missing { .. }), "{error}");
     }
 }
+
+/// The path of the file for a probe in any build of the module.
+fn for_a_probe(files: &mut ModuleFiles) -> Result<String, String> {
+    let spec: manifest::ProbeSpec = "kprobe:two_words:sub/m.c:3".parse().expect("a probe");
+    let opened = files.open_named(&spec.module.expect("a module"));
+    opened
+        .map(|(_, build_id)| build_id)
+        .map_err(|error| chain(&error))
+}
+
+#[test]
+fn update_of_a_module_comes_before_the_kernels_own() {
+    let fixture = Fixture::new();
+    fixture.put(1, &format!("lib/modules/{RELEASE}/kernel/two_words.ko"));
+    fixture.put(
+        0,
+        &format!("lib/modules/{RELEASE}/updates/dkms/two_words.ko"),
+    );
+    let build_id = fixture.module().build_id;
+    assert_eq!(for_a_probe(&mut fixture.files()), Ok(build_id));
+}
+
+#[test]
+fn probe_uses_no_other_file_than_those_of_the_user() {
+    let fixture = Fixture::new();
+    fixture.put(0, &format!("lib/modules/{RELEASE}/kernel/two_words.ko"));
+    let named = fixture.root.path().join("two_words.ko");
+    let mut files = fixture.files();
+    files.named = NamedFiles::new(std::slice::from_ref(&named)).expect("no kernel");
+    let error = for_a_probe(&mut files).expect_err("the file is missing");
+    assert!(error.contains(&*named.to_string_lossy()), "{error}");
+    fixture.put(1, "two_words.ko");
+    let build_id = for_a_probe(&mut files).expect("the user's");
+    assert_ne!(build_id, fixture.module().build_id);
+}
