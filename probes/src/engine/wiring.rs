@@ -316,6 +316,7 @@ impl Engine {
         };
         let protected_writes = ProtectedWrites {
             running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
             lifted: AtomicBool::default(),

@@ -10,6 +10,7 @@ use text::{GuestError, Passed, Paused, Ran, Spot, SystemState, To, Vcpu};
 
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::watch::Watches;
 use crate::engine::watch::memory::SeenWrite;
@@ -23,6 +24,7 @@ const LONG_MODE: u16 = 1 << 13;
 #[derive(Debug)]
 pub(crate) struct ProtectedWrites {
     pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
     pub(crate) watches: Arc<Watches>,
     pub(crate) executor: Arc<Executor>,
     /// Whether the guest may write to protected pages: a vCPU runs alone.
@@ -30,14 +32,18 @@ pub(crate) struct ProtectedWrites {
 }
 
 impl ProtectedWrites {
-    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread.
+    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread. Nothing has been executed: if the page is
+    /// no longer protected, the vCPU resumes, and exits again if the page is missing.
     pub(crate) fn on_protected_write(
         &self,
         vcpu: &mut dyn Vcpu,
         at: Gva,
     ) -> Result<HitOutcome, GuestError> {
-        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+        if self.lifted.load(Ordering::Acquire) {
             return Ok(HitOutcome::NotOurs);
+        }
+        if !self.watches.is_watching() {
+            return Ok(HitOutcome::Resume);
         }
         if vcpu.undelivered_event()?.is_some() {
             return Ok(HitOutcome::NeedsPause);
@@ -82,6 +88,9 @@ impl ProtectedWrites {
 
     /// Lets the hardware execute the instruction at `at`, or deliver the event in front of it, while the guest may write to protected
     /// pages. The other vCPUs are paused, and `run` runs the vCPU. Reports the watched bytes that have changed.
+    ///
+    /// While the vCPU waited for the pause, the watchpoints and plants may have changed. Nothing has been executed, so the vCPU resumes
+    /// without a step if no page is protected, or a plant is at the instruction.
     pub(crate) fn on_paused_protected_write<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -90,8 +99,11 @@ impl ProtectedWrites {
         run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         let table = self.watches.table.load_full();
-        if table.is_empty() || self.lifted.load(Ordering::Acquire) {
+        if self.lifted.load(Ordering::Acquire) {
             return Ok(HitOutcome::NotOurs);
+        }
+        if table.is_empty() || self.is_elsewhere_or_planted(vcpu, at)? {
+            return Ok(HitOutcome::Resume);
         }
         let memory = self.running.memory.as_ref();
         let values = || table.watches().iter().map(|watch| watch.value(&memory));
@@ -111,6 +123,21 @@ impl ProtectedWrites {
             }
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// Whether the vCPU no longer stands at `at`, or would execute a plant there. A pending event comes before the plant.
+    fn is_elsewhere_or_planted(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<bool, GuestError> {
+        if vcpu.regs()?.rip != at.0 {
+            return Ok(true);
+        }
+        if vcpu.undelivered_event()?.is_some() {
+            return Ok(false);
+        }
+        let plant = self.plants.plant_at(vcpu, at)?;
+        // Memory shows the original byte to a vCPU that runs alone behind its hit, and while the guest reads the byte.
+        let planter = &self.running.planter;
+        let is_shown = |gpa| !planter.is_open(gpa) && !planter.is_withdrawn(gpa);
+        Ok(plant.is_some_and(|plant| is_shown(plant.spot.gpa)))
     }
 
     fn step<V: Vcpu>(

@@ -1,12 +1,12 @@
 //! Writes of the guest to watched data.
 
-use std::sync::atomic::Ordering;
+mod stepped;
 
 use address::{Gpa, Gva};
 use events::{DataWrite, ProbeState};
 use manifest::{Action, ProbeConfig};
-use text::Ran;
 use text::testing::FakeVcpu;
+use text::{GuestError, Ran, To};
 
 use super::{LARGE_PAGE, Rig, gpa, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
@@ -18,8 +18,6 @@ const XADD: [u8; 5] = [0xf0, 0x48, 0x0f, 0xc1, 0x07];
 const MOV: [u8; 4] = [0x48, 0x89, 0x07, 0xc3];
 /// `movups [rdi], xmm0; ret`: for the hardware to execute.
 const MOVUPS: [u8; 4] = [0x0f, 0x11, 0x07, 0xc3];
-/// `int 0x30` gate: present, an interrupt gate of ring 0.
-const GATE: u64 = 0x8e << 40;
 const BEFORE: u64 = 5;
 
 /// The 64-bit code segment that makes the vCPU's instructions decodable.
@@ -55,6 +53,23 @@ impl Watched {
     fn exit(&self, vcpu: &mut FakeVcpu) -> HitOutcome {
         let writes = &self.rig.engine.protected_writes;
         writes.on_protected_write(vcpu, self.at).expect("handled")
+    }
+
+    /// Handles the vCPU's exit with the other vCPUs paused.
+    fn step(
+        &self,
+        vcpu: &mut FakeVcpu,
+        run: impl FnMut(&mut FakeVcpu, To<'_>) -> Result<Ran, GuestError>,
+    ) -> HitOutcome {
+        let writes = &self.rig.engine.protected_writes;
+        let stepped = writes.on_paused_protected_write(vcpu, &self.rig.paused, self.at, run);
+        stepped.expect("handled")
+    }
+
+    fn register(&self, probe: &str) {
+        let spec = probe.parse::<manifest::ProbeSpec>().expect("a probe");
+        let registered = self.rig.engine.register(&self.rig.paused, &[spec.into()]);
+        registered.expect("registered");
     }
 
     fn protected(&self) -> Vec<u64> {
@@ -143,56 +158,6 @@ fn write_that_kvm_has_emulated_is_made_and_attributed_to_the_instruction_before(
 }
 
 #[test]
-fn instruction_for_the_hardware_runs_alone_without_protection() {
-    let watched = watched(&MOVUPS, &["watch:counter:8"]);
-    let mut vcpu = watched.vcpu(watched.data, 0);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
-    let (rig, next) = (&watched.rig, watched.at.wrapping_add(3));
-    let writes = &rig.engine.protected_writes;
-    let stepped =
-        writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |vcpu, to| {
-            assert!(rig.paused.lifted.load(Ordering::Relaxed));
-            assert!(to.stops().contains(&next), "{to:?}");
-            // A second exit at a page that is not protected now has another reason.
-            let again = writes.on_protected_write(vcpu, watched.at);
-            assert_eq!(again.expect("looked at"), HitOutcome::NotOurs);
-            rig.memory.put(watched.data, &99_u64.to_le_bytes());
-            vcpu.regs.rip = next.0;
-            Ok(Ran::At(next))
-        });
-    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
-    assert!(!rig.paused.lifted.load(Ordering::Relaxed));
-    assert_eq!(watched.writes(), [(BEFORE, 99)]);
-    assert_eq!(rig.hits()[0].ip.0, watched.at.0);
-}
-
-#[test]
-fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
-    const VECTOR: u8 = 0x30;
-    const TABLE: u64 = 0x7000;
-    const HANDLER: u64 = 0x9000;
-    let watched = watched(&MOV, &["watch:counter:8"]);
-    let entry = (HANDLER & 0xffff) | 0x10 << 16 | GATE;
-    let at = TABLE + 16 * u64::from(VECTOR);
-    watched.rig.memory.put(at, &entry.to_le_bytes());
-    let mut vcpu = watched.vcpu(watched.data, 7);
-    vcpu.undelivered = Some(VECTOR);
-    (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (TABLE, 0xfff);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
-    let rig = &watched.rig;
-    let writes = &rig.engine.protected_writes;
-    let stepped = writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |_, to| {
-        assert_eq!(to.stops(), [Gva(HANDLER)]);
-        assert_ne!(rig.byte(HANDLER), 0, "a stop");
-        rig.memory.put(watched.data, &1_u64.to_le_bytes());
-        Ok(Ran::At(Gva(HANDLER)))
-    });
-    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
-    assert_eq!(rig.byte(HANDLER), 0);
-    assert_eq!(watched.writes(), [(BEFORE, 1)]);
-}
-
-#[test]
 fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
     let watched = watched(&MOV, &["kprobe:writer", "watch:counter:8"]);
     let mut vcpu = watched.vcpu(watched.data, 8);
@@ -235,8 +200,10 @@ fn protection_ends_with_the_last_watchpoint() {
     assert_eq!(watched.protected(), page);
     rig.engine.set_armed(&rig.paused, false).expect("disarmed");
     assert!(watched.protected().is_empty());
+    // A vCPU that has exited before resumes, and exits again if its memory is not mapped.
     let mut vcpu = watched.vcpu(watched.data, 1);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::Resume);
+    assert_eq!(vcpu.regs.rip, watched.at.0);
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     assert_eq!(watched.protected(), page);
     let disabled = rig.engine.set_enabled(&rig.paused, ids[1], false);
@@ -260,8 +227,6 @@ fn refused_protection_registers_nothing() {
     rig.paused.requests.fail(0);
     assert_eq!(rig.states(), [ProbeState::Armed]);
     assert!(watched.protected().is_empty());
-    let mut vcpu = watched.vcpu(watched.data, 1);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
     rig.engine
         .register(&rig.paused, &[watch()])
         .expect("registered");

@@ -1,0 +1,119 @@
+//! Instructions that the hardware executes, with the other vCPUs paused and the pages writable.
+
+use std::sync::atomic::Ordering;
+
+use address::Gva;
+use text::Ran;
+
+use super::{BEFORE, MOV, MOVUPS, watched};
+use crate::engine::hits::outcome::HitOutcome;
+
+/// `int 0x30` gate: present, an interrupt gate of ring 0.
+const GATE: u64 = 0x8e << 40;
+
+#[test]
+fn instruction_for_the_hardware_runs_alone_without_protection() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    let (rig, next) = (&watched.rig, watched.at.wrapping_add(3));
+    let writes = &rig.engine.protected_writes;
+    let stepped = watched.step(&mut vcpu, |vcpu, to| {
+        assert!(rig.paused.lifted.load(Ordering::Relaxed));
+        assert!(to.stops().contains(&next), "{to:?}");
+        // A second exit at a page that is not protected now has another reason.
+        let again = writes.on_protected_write(vcpu, watched.at);
+        assert_eq!(again.expect("looked at"), HitOutcome::NotOurs);
+        rig.memory.put(watched.data, &99_u64.to_le_bytes());
+        vcpu.regs.rip = next.0;
+        Ok(Ran::At(next))
+    });
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert!(!rig.paused.lifted.load(Ordering::Relaxed));
+    assert_eq!(watched.writes(), [(BEFORE, 99)]);
+    assert_eq!(rig.hits()[0].ip.0, watched.at.0);
+}
+
+#[test]
+fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
+    const VECTOR: u8 = 0x30;
+    const TABLE: u64 = 0x7000;
+    const HANDLER: u64 = 0x9000;
+    let watched = watched(&MOV, &["watch:counter:8"]);
+    let entry = (HANDLER & 0xffff) | 0x10 << 16 | GATE;
+    let at = TABLE + 16 * u64::from(VECTOR);
+    watched.rig.memory.put(at, &entry.to_le_bytes());
+    let mut vcpu = watched.vcpu(watched.data, 7);
+    vcpu.undelivered = Some(VECTOR);
+    (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (TABLE, 0xfff);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    let rig = &watched.rig;
+    let stepped = watched.step(&mut vcpu, |_, to| {
+        assert_eq!(to.stops(), [Gva(HANDLER)]);
+        assert_ne!(rig.byte(HANDLER), 0, "a stop");
+        rig.memory.put(watched.data, &1_u64.to_le_bytes());
+        Ok(Ran::At(Gva(HANDLER)))
+    });
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert_eq!(rig.byte(HANDLER), 0);
+    assert_eq!(watched.writes(), [(BEFORE, 1)]);
+}
+
+#[test]
+fn waiting_vcpu_resumes_after_the_last_watchpoint_is_removed() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    // A client's pause comes first: the vCPU counts as parked while it waits.
+    let rig = &watched.rig;
+    let ids = rig.engine.inventory().ids();
+    rig.engine.unregister(&rig.paused, &ids).expect("removed");
+    let stepped = watched.step(&mut vcpu, |_, _| panic!("the page is writable"));
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert_eq!(vcpu.regs.rip, watched.at.0);
+}
+
+#[test]
+fn waiting_vcpu_executes_a_plant_that_was_armed_at_its_rip() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    watched.register("kprobe:writer");
+    let stepped = watched.step(&mut vcpu, |_, _| panic!("the hit would be missed"));
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert_eq!(vcpu.regs.rip, watched.at.0);
+}
+
+#[test]
+fn waiting_vcpu_with_another_rip_resumes_there() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    vcpu.regs.rip += 0x100;
+    let stepped = watched.step(&mut vcpu, |_, _| panic!("another instruction"));
+    assert_eq!(stepped, HitOutcome::Resume);
+}
+
+#[test]
+fn original_instruction_of_a_plant_is_executed_without_protection() {
+    let watched = watched(&MOVUPS, &["watch:counter:8", "kprobe:writer"]);
+    let rig = &watched.rig;
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    let hit = rig.engine.hits.on_hit(&mut vcpu, watched.at);
+    assert_eq!(hit.expect("handled"), HitOutcome::NeedsPause);
+    let next = watched.at.wrapping_add(3);
+    let hits = &rig.engine.paused_hits;
+    let outcome = hits.on_paused_hit(&mut vcpu, &rig.paused, watched.at, |vcpu, _| {
+        // The plant is open, and the original instruction exits at the protected page.
+        let stepped = watched.step(vcpu, |vcpu, _| {
+            rig.memory.put(watched.data, &99_u64.to_le_bytes());
+            vcpu.regs.rip = next.0;
+            Ok(Ran::At(next))
+        });
+        assert_eq!(stepped, HitOutcome::Resume);
+        Ok(Ran::At(next))
+    });
+    assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
+    assert_eq!(watched.writes(), [(BEFORE, 99)]);
+    assert_eq!((watched.counts(0).0, watched.counts(1).0), (1, 1));
+}
