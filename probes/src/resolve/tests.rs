@@ -532,7 +532,13 @@ fn unsuitable_data_is_refused_with_a_remedy() {
 
 #[test]
 fn page_that_the_hardware_writes_is_not_watched() {
-    for object in ["init_top_pgt", "init_stack", "hv_clock_boot"] {
+    for object in [
+        "init_top_pgt",
+        "espfix_pud_page",
+        "bm_pte",
+        "init_stack",
+        "hv_clock_boot",
+    ] {
         let mut kernel = SyntheticKernel::new();
         kernel.function("plain", &PLAIN);
         kernel.variable("counter", 5);
@@ -545,4 +551,58 @@ fn page_that_the_hardware_writes_is_not_watched() {
             )
         );
     }
+}
+
+#[test]
+fn memory_that_the_kernel_frees_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("__end_rodata", 0);
+    kernel.variable("_sdata", 0);
+    kernel.variable("counter", 5);
+    kernel.variable("last", 5);
+    let brk = kernel.variable("__bss_stop", 0);
+    kernel.variable("__brk_base", 0);
+    let kernel = kernel.kernel();
+    for (spec, message) in [
+        (
+            "watch:__end_rodata:8",
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+        ),
+        (
+            "watch:__bss_stop:8",
+            format!(
+                "{brk} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees"
+            ),
+        ),
+        (
+            "watch:__brk_base:8",
+            format!(
+                "{} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees",
+                brk.wrapping_add(8)
+            ),
+        ),
+    ] {
+        assert_eq!(problem(&kernel, spec).problem.to_string(), message);
+    }
+    for spec in ["watch:_sdata:8", "watch:last:8"] {
+        place(&kernel, spec);
+    }
+}
+
+#[test]
+fn address_between_two_segments_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("counter", 5);
+    let hole = kernel.hole();
+    let kernel = kernel.kernel();
+    assert!(kernel.image().contains(&hole));
+    let error = problem(&kernel, &format!("watch:{hole}:8"));
+    assert_eq!(
+        error.problem.to_string(),
+        format!(
+            "{hole} is not in the data of the kernel's image, and this version watches no other memory"
+        )
+    );
 }

@@ -65,9 +65,17 @@ pub enum WatchProblem {
     /// The bytes are code.
     #[error("it is code, and the writes to code are not watched")]
     Code,
-    /// The kernel frees the bytes after boot.
+    /// The kernel frees the bytes while or after the kernel boots.
     #[error("the kernel frees it after boot, and uses its memory for other data")]
-    Init,
+    Freed,
+    /// The bytes are in the `.brk` area.
+    #[error(
+        "{at} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees"
+    )]
+    BehindData {
+        /// The link-time address.
+        at: Gva,
+    },
     /// The page cannot be protected.
     #[error(
         "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"

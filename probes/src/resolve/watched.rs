@@ -19,7 +19,7 @@ const MAX_NAMESAKES: usize = 16;
 
 /// Objects that the processor or KVM writes by itself, without an instruction of the guest: a page with one of them cannot be protected.
 /// A kernel has some of the names.
-const WRITTEN_BY_HARDWARE: [&str; 15] = [
+const WRITTEN_BY_HARDWARE: [&str; 22] = [
     "init_top_pgt",
     "swapper_pg_dir",
     "early_top_pgt",
@@ -31,6 +31,13 @@ const WRITTEN_BY_HARDWARE: [&str; 15] = [
     "level2_ident_pgt",
     "level2_fixmap_pgt",
     "level1_fixmap_pgt",
+    "level2_spare_pgt",
+    "bm_pte",
+    "espfix_pud_page",
+    "kasan_early_shadow_pte",
+    "kasan_early_shadow_pmd",
+    "kasan_early_shadow_pud",
+    "kasan_early_shadow_p4d",
     "init_thread_union",
     "init_stack",
     "hv_clock_boot",
@@ -39,6 +46,10 @@ const WRITTEN_BY_HARDWARE: [&str; 15] = [
 /// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
 const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
 const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
+/// The labels around the gaps between sections, which the kernel frees when the sections get their access rights.
+const GAPS: [(&str, &str); 2] = [("_etext", "__start_rodata"), ("__end_rodata", "_sdata")];
+/// The end of the data. Behind it is the `.brk` area: page tables of the kernel, and memory for the page allocator.
+const END_OF_DATA: &str = "__bss_stop";
 
 /// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved, and matters to plain addresses only.
 pub(super) fn resolve(
@@ -155,11 +166,18 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
     if within(kernel, PER_CPU, at..at.wrapping_add(1)) {
         return Err(WatchProblem::PerCpu);
     }
-    if !kernel.image().contains(&at) {
+    // Between two segments of the file, the image has addresses without memory.
+    if !kernel.image().contains(&at) || kernel.to_physical(at).is_none() {
         return Err(WatchProblem::NotData { at });
     }
-    if kernel.is_init(at) {
-        return Err(WatchProblem::Init);
+    let bytes = at..at.wrapping_add(len as u64);
+    let end_of_data = kernel.symbols().address_of(END_OF_DATA);
+    if end_of_data.is_some_and(|end| end < bytes.end) {
+        return Err(WatchProblem::BehindData { at });
+    }
+    let is_in_gap = GAPS.iter().any(|gap| within(kernel, *gap, bytes.clone()));
+    if kernel.is_init(at) || (is_in_gap && !kernel.holds_code(at)) {
+        return Err(WatchProblem::Freed);
     }
     if kernel.holds_code(at) {
         return Err(WatchProblem::Code);
