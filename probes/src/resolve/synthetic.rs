@@ -69,6 +69,12 @@ impl SyntheticKernel {
         self.symbols.push((name.to_owned(), at));
     }
 
+    /// Ends the permanent text `bytes` behind its begin.
+    pub(crate) fn end_text(&mut self, bytes: u64) {
+        self.symbols.retain(|(name, _)| name != "_etext");
+        self.label("_etext", TEXT.wrapping_add(bytes));
+    }
+
     /// Adds a permanent function.
     pub(crate) fn function(&mut self, name: &str, code: &[u8]) -> Gva {
         let at = append(&mut self.text, TEXT, code);

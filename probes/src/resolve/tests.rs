@@ -591,6 +591,23 @@ fn memory_that_the_kernel_frees_is_not_watched() {
 }
 
 #[test]
+fn data_on_a_page_with_code_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("counter", 5);
+    kernel.end_text(0x810);
+    let kernel = kernel.kernel();
+    let beside = kernel.text().expect("labels").end.wrapping_add(8);
+    let error = problem(&kernel, &format!("watch:{beside}:8"));
+    assert_eq!(
+        error.problem.to_string(),
+        "its page also has code, and writes to such a page are not watched"
+    );
+    let next = beside.page().wrapping_add(0x1000);
+    place(&kernel, &format!("watch:{next}:8"));
+}
+
+#[test]
 fn address_between_two_segments_is_not_watched() {
     let mut kernel = SyntheticKernel::new();
     kernel.function("plain", &PLAIN);

@@ -65,6 +65,9 @@ pub enum WatchProblem {
     /// The bytes are code.
     #[error("it is code, and the writes to code are not watched")]
     Code,
+    /// The page of the bytes also has code.
+    #[error("its page also has code, and writes to such a page are not watched")]
+    CodePage,
     /// The kernel frees the bytes while or after the kernel boots.
     #[error("the kernel frees it after boot, and uses its memory for other data")]
     Freed,

@@ -1,5 +1,7 @@
 //! Resolves watchpoints: the watched bytes are data of the kernel's image, on a page that KVM and the processor do not write by themselves.
 
+use std::ops::Range;
+
 use address::Gva;
 use inspect::expression::declared_type;
 use introspect::Symbol;
@@ -46,6 +48,8 @@ const WRITTEN_BY_HARDWARE: [&str; 22] = [
 /// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
 const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
 const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
+/// The labels of the code and data that the kernel frees after boot.
+const INIT: (&str, &str) = ("__init_begin", "__init_end");
 /// The labels around the gaps between sections, which the kernel frees when the sections get their access rights.
 const GAPS: [(&str, &str); 2] = [("_etext", "__start_rodata"), ("__end_rodata", "_sdata")];
 /// The end of the data. Behind it is the `.brk` area: page tables of the kernel, and memory for the page allocator.
@@ -186,6 +190,11 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
         return Err(WatchProblem::TwoPages { at, len });
     }
     let page = at.page()..at.page().wrapping_add(PAGE_BYTES);
+    // A page with code is read-only because of its plants, and the kernel patches the code with writes of its own.
+    let overlaps = |text: Range<Gva>| text.start < page.end && page.start < text.end;
+    if kernel.text().is_some_and(overlaps) || within(kernel, INIT, page.clone()) {
+        return Err(WatchProblem::CodePage);
+    }
     if within(kernel, SHARED_WITH_KVM, page.clone()) {
         let object = SHARED_WITH_KVM.0.to_owned();
         return Err(WatchProblem::WrittenByHardware { object });
@@ -205,7 +214,7 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
 }
 
 /// Whether a byte of `bytes` is between two labels of the kernel.
-fn within(kernel: &Kernel, (start, end): (&str, &str), bytes: std::ops::Range<Gva>) -> bool {
+fn within(kernel: &Kernel, (start, end): (&str, &str), bytes: Range<Gva>) -> bool {
     let label = |name| kernel.symbols().address_of(name);
     match (label(start), label(end)) {
         (Some(start), Some(end)) => bytes.start < end && start < bytes.end,

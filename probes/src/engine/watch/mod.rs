@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use detour::Detour;
 use events::DataWrite;
 use introspect::insn::Decoded;
-use text::{GuestError, KernelTables, Passed, Paused, Vcpu, pass};
+use text::{GuestError, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
 use crate::engine::arm::edits::Change;
@@ -31,7 +31,7 @@ use crate::engine::running::Running;
 use crate::engine::watch::memory::{Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
-use crate::registry::Purpose;
+use crate::registry::{Missed, Purpose};
 
 /// The armed watchpoints, and the guest's writes to their pages.
 #[derive(Debug)]
@@ -50,6 +50,12 @@ impl Watches {
     /// Whether any watchpoint is armed.
     pub(crate) fn is_watching(&self) -> bool {
         !self.table.load().is_empty()
+    }
+
+    /// Whether a page of the instruction at `spot` is protected.
+    pub(crate) fn protects(&self, spot: Spot, len: usize) -> bool {
+        let table = self.table.load();
+        spot.pages(len).any(|page| table.protects(page))
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -115,8 +121,10 @@ impl Watches {
         }
     }
 
-    /// Makes a write that KVM has emulated up to the memory, at `gpa`. Returns `false` if the page is not protected. The vCPU's registers
-    /// are those behind the instruction.
+    /// Makes a write that KVM has emulated up to the memory, at `gpa`. The vCPU's registers are those behind the instruction.
+    ///
+    /// Returns `false`, without a write, if the page is not protected, or keeps the original bytes of plants: the caller merges the write
+    /// with the plants. No page is both as long as plants and watchpoints are refused on each other's pages; the write counts as missed.
     pub(crate) fn guest_write(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -125,6 +133,11 @@ impl Watches {
     ) -> Result<bool, GuestError> {
         let table = self.table.load();
         if !table.protects(gpa) {
+            return Ok(false);
+        }
+        if self.running.planter.pages().keeps(gpa) {
+            let touched = table.touched(gpa, data.len());
+            touched.for_each(|watch| watch.probe.counters.miss(Missed::Unprotected));
             return Ok(false);
         }
         let _order = self.lock();

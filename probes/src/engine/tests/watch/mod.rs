@@ -2,14 +2,18 @@
 
 mod stepped;
 
+use std::sync::Arc;
+
 use address::{Gpa, Gva};
-use events::{DataWrite, ProbeState};
+use events::{DataWrite, ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig};
 use text::testing::FakeVcpu;
 use text::{GuestError, Ran, To};
 
 use super::{LARGE_PAGE, Rig, gpa, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::watch::table::{Watch, WatchTable};
+use crate::registry::{Missed, Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// `lock xadd [rdi], rax`
@@ -165,6 +169,51 @@ fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(watched.writes(), [(BEFORE, 8)]);
     assert_eq!((watched.counts(0).0, watched.counts(1).0), (1, 1));
+}
+
+/// Protects the page of the code, as if a watchpoint with the number 99 could be there.
+fn protect_code(watched: &Watched) {
+    let purpose = Purpose::Count;
+    let probe = Probe::new(ProbeId(99), "watch:_etext".into(), purpose, None, true);
+    let watch = Watch {
+        probe: Arc::new(probe),
+        at: watched.at,
+        gpa: Gpa(gpa(watched.at)),
+        len: 4,
+    };
+    let (rig, table) = (&watched.rig, WatchTable::new(vec![watch]));
+    let replaced = rig.engine.watches.replace(&rig.paused, table);
+    replaced.expect("armed");
+}
+
+#[test]
+fn emulated_write_to_a_page_with_plants_is_left_to_the_merge_and_missed() {
+    let watched = watched(&MOV, &["kprobe:writer"]);
+    protect_code(&watched);
+    let (rig, plant) = (&watched.rig, gpa(watched.at));
+    let planted = rig.byte(plant);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    let watches = &rig.engine.watches;
+    let made = watches.guest_write(&mut vcpu, Gpa(plant), &[0x90]);
+    assert!(!made.expect("handled"));
+    assert_eq!(rig.byte(plant), planted);
+    let table = watches.table.load();
+    let counters = &table.watches()[0].probe.counters;
+    assert_eq!(counters.missed_for(Missed::Unprotected), 1);
+}
+
+#[test]
+fn plant_on_a_protected_page_is_refused() {
+    let watched = watched(&MOV, &[]);
+    protect_code(&watched);
+    watched.register("kprobe:writer");
+    let probe = watched.rig.probe(0);
+    assert_eq!(probe.state, ProbeState::Refused);
+    assert_eq!(
+        probe.reason.as_deref(),
+        Some("its page has watched data: remove the watchpoints of the page first")
+    );
+    assert_eq!(watched.rig.byte(gpa(watched.at)), MOV[0]);
 }
 
 #[test]
