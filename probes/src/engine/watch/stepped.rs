@@ -15,10 +15,30 @@ use crate::engine::running::Running;
 use crate::engine::watch::Watches;
 use crate::engine::watch::memory::SeenWrite;
 use crate::plant_table::{Plant, own_instruction};
+use crate::registry::Missed;
 
 const PAGE_BYTES: u64 = 4096;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
+
+/// The instructions that the hardware has executed while the guest could write to protected pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Executed {
+    /// The instruction, or the delivery of an event, up to the stop behind it.
+    One,
+    /// Any number: a write may have replaced the value of another write.
+    Many,
+}
+
+impl Executed {
+    /// The result of a run that ended with `ran`. `has_stop` is whether a stop was behind the instruction.
+    fn after(ran: Ran, has_stop: bool) -> Self {
+        match ran {
+            Ran::At(_) if has_stop => Self::One,
+            Ran::At(_) | Ran::Nowhere | Ran::Ended => Self::Many,
+        }
+    }
+}
 
 /// Handles exits at protected pages.
 #[derive(Debug)]
@@ -114,7 +134,11 @@ impl ProtectedWrites {
         let stepped = self.step(vcpu, paused, at, run);
         self.lifted.store(false, Ordering::Release);
         paused.lift_protection(false)?;
-        stepped?;
+        if stepped? == Executed::Many {
+            for watch in table.watches() {
+                watch.probe.counters.miss(Missed::Unprotected);
+            }
+        }
         for ((watch, old), new) in table.watches().iter().zip(before).zip(values()) {
             if old != new {
                 let watch = watch.clone();
@@ -140,13 +164,14 @@ impl ProtectedWrites {
         Ok(plant.is_some_and(|plant| is_shown(plant.spot.gpa)))
     }
 
+    /// Runs the vCPU up to a stop behind the instruction, or behind the delivery of the event in front of the instruction.
     fn step<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
         at: Gva,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<Executed, GuestError> {
         if let Some(vector) = vcpu.undelivered_event()? {
             return self.deliver(vcpu, paused, vector, run);
         }
@@ -157,12 +182,19 @@ impl ProtectedWrites {
         };
         let Some(spot) = spot else {
             // The instruction is in the detour region, where no stop can be.
-            return run(vcpu, To::Next(&[])).map(drop);
+            run(vcpu, To::Next(&[]))?;
+            return Ok(Executed::Many);
         };
         let plant = Plant::new(at, spot);
-        let decoded = decoded.as_ref();
+        let mut ran = Ran::Nowhere;
+        let mut run = |vcpu: &mut V, to: To<'_>| {
+            ran = run(vcpu, to)?;
+            Ok(ran)
+        };
         self.executor
-            .execute_in_place(vcpu, paused, &plant, decoded, at, &mut run)
+            .execute_in_place(vcpu, paused, &plant, decoded.as_ref(), at, &mut run)?;
+        // Without the instruction's length, no stop is behind the instruction, but only at handlers.
+        Ok(Executed::after(ran, decoded.is_some()))
     }
 
     /// Runs the vCPU up to the first instruction of the guest's handler for `vector`.
@@ -172,7 +204,7 @@ impl ProtectedWrites {
         paused: &dyn Paused,
         vector: u8,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<Executed, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let sregs = vcpu.sregs()?;
         let idt = Idt {
@@ -186,7 +218,7 @@ impl ProtectedWrites {
         let shown = planter.show_alone(paused, &[], &stops)?;
         let ran = run(vcpu, To::Next(target.as_slice()));
         shown.end()?;
-        ran.map(drop)
+        Ok(Executed::after(ran?, found.is_some()))
     }
 
     /// The original instruction at `at`, and its location if in RAM. `None` if the bytes cannot be read or decoded, or are not 64-bit

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use address::Gva;
 use text::Ran;
 
-use super::{BEFORE, MOV, MOVUPS, watched};
+use super::{BEFORE, MOV, MOVUPS, Watched, watched};
 use crate::engine::hits::outcome::HitOutcome;
 
 /// `int 0x30` gate: present, an interrupt gate of ring 0.
@@ -57,6 +57,7 @@ fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
     assert_eq!(stepped, HitOutcome::Resume);
     assert_eq!(rig.byte(HANDLER), 0);
     assert_eq!(watched.writes(), [(BEFORE, 1)]);
+    assert_eq!(unprotected(&watched), None);
 }
 
 #[test]
@@ -116,4 +117,60 @@ fn original_instruction_of_a_plant_is_executed_without_protection() {
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(watched.writes(), [(BEFORE, 99)]);
     assert_eq!((watched.counts(0).0, watched.counts(1).0), (1, 1));
+}
+
+/// The missed writes of the first probe.
+fn unprotected(watched: &Watched) -> Option<u64> {
+    watched.rig.probe(0).missed.get("unprotected").copied()
+}
+
+#[test]
+fn writes_of_code_without_a_stop_behind_it_are_missed() {
+    let watched = watched(&MOV, &["watch:counter:8", "watch:neighbour:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    // Not 64-bit code: the instruction is not decoded.
+    vcpu.state.system.segments.cs.attributes = 0;
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
+    let handler = Gva(0x9000);
+    for ran in [Ran::Nowhere, Ran::At(handler)] {
+        let stepped = watched.step(&mut vcpu, |_, _| {
+            for value in [1_u64, 2, BEFORE] {
+                watched.rig.memory.put(watched.data, &value.to_le_bytes());
+            }
+            Ok(ran)
+        });
+        assert_eq!(stepped, HitOutcome::Resume);
+    }
+    assert_eq!(watched.writes(), []);
+    for probe in [0, 1] {
+        let missed = watched.rig.probe(probe).missed;
+        assert_eq!(missed, [("unprotected".to_owned(), 2)].into());
+    }
+}
+
+#[test]
+fn missed_stop_behind_the_instruction_is_counted() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let next = watched.at.wrapping_add(3);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    for (ran, missed) in [
+        (Ran::At(next), None),
+        (Ran::Nowhere, Some(1)),
+        (Ran::Ended, Some(2)),
+    ] {
+        watched.step(&mut vcpu, |_, _| Ok(ran));
+        assert_eq!(unprotected(&watched), missed, "{ran:?}");
+    }
+}
+
+#[test]
+fn delivery_without_a_known_handler_is_missed() {
+    let watched = watched(&MOV, &["watch:counter:8"]);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    vcpu.undelivered = Some(0x30);
+    watched.step(&mut vcpu, |_, to| {
+        assert_eq!(to.stops(), []);
+        Ok(Ran::Nowhere)
+    });
+    assert_eq!(unprotected(&watched), Some(1));
 }
