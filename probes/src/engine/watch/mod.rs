@@ -103,7 +103,7 @@ impl Watches {
         let watched = WatchedMemory::new(memory, &table);
         let passed = pass(vcpu, &watched, planter, features, kernel, decoded)?;
         let seen = watched.into_seen();
-        for write in &seen.writes {
+        for write in seen.writes() {
             self.report(vcpu, before, decoded.at(), write)?;
         }
         Ok((passed, seen))
@@ -111,13 +111,8 @@ impl Watches {
 
     /// Counts an exit for each watchpoint on the written pages whose bytes the instruction has not written.
     fn count_exits(&self, seen: &Seen) {
-        let table = self.table.load();
-        let on_pages = seen.pages.iter().flat_map(|page| table.on_page(*page));
-        for watch in on_pages {
-            let is_same = |write: &SeenWrite| Arc::ptr_eq(&write.watch.probe, &watch.probe);
-            if !seen.writes.iter().any(is_same) {
-                watch.probe.counters.count_exit();
-            }
+        for watch in seen.beside(&self.table.load()) {
+            watch.probe.counters.count_exit();
         }
     }
 
@@ -144,11 +139,11 @@ impl Watches {
         let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
         text::GuestMemory::write(&watched, gpa, data)?;
         let seen = watched.into_seen();
-        if !seen.writes.is_empty() {
+        if seen.writes().next().is_some() {
             let regs = vcpu.regs()?;
             let paging = vcpu.system_state()?.paging;
             let ip = self.in_front_of(&paging, Gva(regs.rip));
-            for write in &seen.writes {
+            for write in seen.writes() {
                 self.report(vcpu, regs, ip, write)?;
             }
         }

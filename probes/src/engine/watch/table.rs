@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
+use events::ProbeId;
 use introspect::PhysMemory;
 
 use crate::registry::Probe;
@@ -22,7 +23,14 @@ pub(crate) struct Watch {
     pub(crate) len: usize,
 }
 
+/// The identity of a watchpoint, in the order of the table.
+pub(crate) type WatchKey = (Gpa, ProbeId);
+
 impl Watch {
+    pub(crate) fn key(&self) -> WatchKey {
+        (self.gpa, self.probe.id)
+    }
+
     /// The watched bytes, as a number.
     pub(crate) fn value(&self, memory: &dyn PhysMemory) -> u64 {
         let mut bytes = [0; MAX_BYTES];
@@ -45,7 +53,7 @@ pub(crate) struct WatchTable {
 
 impl WatchTable {
     pub(crate) fn new(mut watches: Vec<Watch>) -> Self {
-        watches.sort_by_key(|watch| watch.gpa);
+        watches.sort_by_key(Watch::key);
         let pages = watches.iter().map(|watch| watch.gpa.page()).collect();
         Self { watches, pages }
     }
@@ -86,8 +94,6 @@ impl WatchTable {
 
 #[cfg(test)]
 mod tests {
-    use events::ProbeId;
-
     use super::*;
     use crate::registry::Purpose;
 
