@@ -55,12 +55,18 @@ const GAPS: [(&str, &str); 2] = [("_etext", "__start_rodata"), ("__end_rodata", 
 /// The end of the data. Behind it is the `.brk` area: page tables of the kernel, and memory for the page allocator.
 const END_OF_DATA: &str = "__bss_stop";
 
-/// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved, and matters to plain addresses only.
+/// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved: plain addresses in `data`, and addresses
+/// in the error, are run-time addresses.
 pub(super) fn resolve(
     kernel: &Kernel,
     data: &WatchedData,
     slide: i64,
 ) -> Result<Place, WatchProblem> {
+    resolve_linked(kernel, data, slide).map_err(|problem| problem.at_run_time(slide))
+}
+
+/// See [`resolve`]; addresses in the error are link-time addresses.
+fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Place, WatchProblem> {
     let (at, size, symbol) = match &data.base {
         DataBase::Address(address) => {
             let at = Gva(address.0.wrapping_sub(slide.cast_unsigned()));
@@ -72,15 +78,24 @@ pub(super) fn resolve(
         }
         DataBase::Variable { name, offset } => {
             let found = variable(kernel, name)?;
-            let size = match (data.bytes, *offset) {
-                (Some(bytes), _) => bytes.into(),
-                (None, offset) => found
+            let bytes = match data.bytes {
+                Some(bytes) => u64::from(bytes),
+                None => found
                     .size
-                    .and_then(|size| size.checked_sub(offset))
-                    .ok_or(WatchProblem::Untyped { name: name.clone() })?,
+                    .ok_or_else(|| WatchProblem::Untyped { name: name.clone() })?
+                    .saturating_sub(*offset),
             };
+            let end = offset.checked_add(bytes.max(1));
+            if let Some(size) = found.size.or(found.room)
+                && end.is_none_or(|end| end > size)
+            {
+                return Err(WatchProblem::Outside {
+                    name: name.clone(),
+                    size,
+                });
+            }
             let symbol = format!("{name}+{offset:#x}");
-            (found.at.wrapping_add(*offset), size, symbol)
+            (found.at.wrapping_add(*offset), bytes, symbol)
         }
     };
     let len = match size {
@@ -102,10 +117,13 @@ pub(super) fn resolve(
     })
 }
 
-/// A variable or member, and its size in bytes if the type is known.
+/// A variable or member.
 struct Found {
     at: Gva,
+    /// The size in bytes, if the type is known.
     size: Option<u64>,
+    /// The number of bytes up to the next symbol, if known.
+    room: Option<u64>,
 }
 
 /// The variable `name`, or a member of the variable in front of the first dot.
@@ -120,6 +138,7 @@ fn variable(kernel: &Kernel, name: &str) -> Result<Found, WatchProblem> {
         return Ok(Found {
             at: symbol.address,
             size,
+            room: Some(symbol.size).filter(|size| *size > 0),
         });
     }
     if kernel.symbols().lookup(name).is_some() {
@@ -146,6 +165,7 @@ fn variable(kernel: &Kernel, name: &str) -> Result<Found, WatchProblem> {
     Ok(Found {
         at: symbol.address.wrapping_add(member.offset_bytes),
         size: Some(member.size_bytes),
+        room: None,
     })
 }
 
