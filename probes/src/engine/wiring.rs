@@ -319,7 +319,6 @@ impl Engine {
             plants: Arc::clone(&plants),
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
-            lifted: AtomicBool::default(),
         };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),

@@ -5,11 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use address::Gpa;
+use address::{Gpa, Gva};
 use introspect::{PhysMemory, Unreadable};
 use text::{GuestMemory, Unwritable};
 
 use super::table::{Watch, WatchKey, WatchTable};
+
+/// The cause of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The instruction at the address.
+    Instruction(Gva),
+    /// The processor: it delivers an exception or interrupt in front of the instruction at `at`, and writes the frame.
+    Delivery { vector: u8, at: Gva },
+}
 
 /// A write to watched bytes.
 #[derive(Clone, Debug)]
@@ -134,32 +143,15 @@ impl GuestMemory for WatchedMemory<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use address::Gva;
-    use events::ProbeId;
     use text::testing::FakeMemory;
 
     use super::*;
-    use crate::registry::{Probe, Purpose};
-
-    fn table(places: impl Iterator<Item = (u64, usize)>) -> WatchTable {
-        let watches = places.zip(1..).map(|((gpa, len), id)| {
-            let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
-            Watch {
-                probe: Arc::new(probe),
-                at: Gva(gpa),
-                gpa: Gpa(gpa),
-                len,
-            }
-        });
-        WatchTable::new(watches.collect())
-    }
 
     #[test]
     fn parts_of_a_write_are_one_write() {
-        let table = table([(0x1004, 8), (0x1000, 8), (0x1010, 8), (0x2000, 8)].into_iter());
+        let table = WatchTable::at([(0x1004, 8), (0x1000, 8), (0x1010, 8), (0x2000, 8)]);
         let memory = FakeMemory::new(vec![0; 0x3000]);
         let watched = WatchedMemory::new(&memory, &table);
         for part in 0..4 {
@@ -183,7 +175,7 @@ mod tests {
     #[test]
     fn cost_of_a_write_is_linear_in_the_watchpoints_of_its_bytes() {
         const MANY: usize = 200_000;
-        let table = table(std::iter::repeat_n((0x1000, 8), MANY));
+        let table = WatchTable::at(std::iter::repeat_n((0x1000, 8), MANY));
         let memory = FakeMemory::new(vec![0; 0x2000]);
         let start = Instant::now();
         let watched = WatchedMemory::new(&memory, &table);

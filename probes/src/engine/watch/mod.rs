@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs write and report on their own threads, under the lock. The table changes with the other vCPUs paused.
 
+pub(crate) mod lifted;
 pub(crate) mod memory;
 pub(crate) mod stepped;
 pub(crate) mod table;
@@ -28,7 +29,8 @@ use crate::engine::plants::Plants;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::engine::watch::memory::{Seen, SeenWrite, WatchedMemory};
+use crate::engine::watch::lifted::Lifted;
+use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
 use crate::registry::{Missed, Purpose};
@@ -42,8 +44,9 @@ pub(crate) struct Watches {
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) table: ArcSwap<WatchTable>,
-    /// Held from a write to a protected page until its event is queued: events are in the order of the writes.
-    pub(crate) order: Mutex<()>,
+    /// Held from a write to a protected page until its event is queued: events are in the order of the writes. The watched bytes, while
+    /// the guest can write to protected pages because a vCPU runs alone.
+    pub(crate) order: Mutex<Option<Lifted>>,
 }
 
 impl Watches {
@@ -58,8 +61,13 @@ impl Watches {
         spot.pages(len).any(|page| table.protects(page))
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        // The lock protects no data of its own.
+    /// Whether the guest can write to protected pages: a vCPU runs alone.
+    fn is_lifted(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
+        // Each change of the values is a single assignment.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,14 +106,13 @@ impl Watches {
             let passed = pass(vcpu, memory, planter, features, kernel, decoded)?;
             return Ok((passed, Seen::default()));
         }
-        let _order = self.lock();
+        let mut order = self.lock();
         let before = vcpu.regs()?;
         let watched = WatchedMemory::new(memory, &table);
         let passed = pass(vcpu, &watched, planter, features, kernel, decoded)?;
         let seen = watched.into_seen();
-        for write in seen.writes() {
-            self.report(vcpu, before, decoded.at(), write)?;
-        }
+        let origin = Origin::Instruction(decoded.at());
+        self.report_emulated(vcpu, before, origin, &seen, order.as_mut())?;
         Ok((passed, seen))
     }
 
@@ -135,28 +142,47 @@ impl Watches {
             touched.for_each(|watch| watch.probe.counters.miss(Missed::Unprotected));
             return Ok(false);
         }
-        let _order = self.lock();
+        let mut order = self.lock();
         let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
         text::GuestMemory::write(&watched, gpa, data)?;
         let seen = watched.into_seen();
         if seen.writes().next().is_some() {
             let regs = vcpu.regs()?;
             let paging = vcpu.system_state()?.paging;
-            let ip = self.in_front_of(&paging, Gva(regs.rip));
-            for write in seen.writes() {
-                self.report(vcpu, regs, ip, write)?;
-            }
+            let origin = Origin::Instruction(self.in_front_of(&paging, Gva(regs.rip)));
+            self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
         self.count_exits(&seen);
         Ok(true)
     }
 
-    /// Counts and reports a write by the instruction at `ip`. `regs` are the vCPU's registers for the filter and the event.
+    /// Reports the writes of an emulated instruction. If the hardware has written to the same bytes since the protection was lifted, its
+    /// write is reported first.
+    fn report_emulated(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        regs: kvm_regs,
+        origin: Origin,
+        seen: &Seen,
+        mut lifted: Option<&mut Lifted>,
+    ) -> Result<(), GuestError> {
+        for write in seen.writes() {
+            if let Some(lifted) = lifted.as_deref_mut()
+                && let Some(earlier) = lifted.note(write)
+            {
+                self.report(vcpu, lifted.regs, lifted.origin, &earlier)?;
+            }
+            self.report(vcpu, regs, origin, write)?;
+        }
+        Ok(())
+    }
+
+    /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
     fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
-        ip: Gva,
+        origin: Origin,
         write: &SeenWrite,
     ) -> Result<(), GuestError> {
         let probe = &write.watch.probe;
@@ -168,7 +194,7 @@ impl Watches {
         probe.counters.count_hit();
         match &probe.purpose {
             Purpose::Trace => {
-                let writer = self.writer(ip);
+                let writer = self.writer(origin);
                 let write = DataWrite {
                     at: write.watch.at.into(),
                     bytes: u8::try_from(write.watch.len).unwrap_or(u8::MAX),
@@ -197,6 +223,10 @@ impl Watches {
         let before = self.table.load_full();
         if before.pages() != table.pages() {
             paused.protect_pages(table.pages())?;
+            if self.is_lifted() {
+                // A vCPU that runs alone has reached a probe whose hit changes the watchpoints.
+                paused.lift_protection(true)?;
+            }
         }
         self.table.store(Arc::new(table));
         Ok(before)

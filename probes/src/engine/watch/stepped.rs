@@ -1,7 +1,6 @@
 //! Exits at protected pages: the emulator executes the instruction, or the hardware does, with the other vCPUs paused.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use address::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
@@ -13,7 +12,7 @@ use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::watch::Watches;
-use crate::engine::watch::memory::SeenWrite;
+use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
 use crate::registry::Missed;
 
@@ -47,8 +46,6 @@ pub(crate) struct ProtectedWrites {
     pub(crate) plants: Arc<Plants>,
     pub(crate) watches: Arc<Watches>,
     pub(crate) executor: Arc<Executor>,
-    /// Whether the guest may write to protected pages: a vCPU runs alone.
-    pub(crate) lifted: AtomicBool,
 }
 
 impl ProtectedWrites {
@@ -59,7 +56,7 @@ impl ProtectedWrites {
         vcpu: &mut dyn Vcpu,
         at: Gva,
     ) -> Result<HitOutcome, GuestError> {
-        if self.lifted.load(Ordering::Acquire) {
+        if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
         if !self.watches.is_watching() {
@@ -80,7 +77,7 @@ impl ProtectedWrites {
         &self,
         vcpu: &mut dyn Vcpu,
     ) -> Result<HitOutcome, GuestError> {
-        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+        if !self.watches.is_watching() || self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
         let at = Gva(vcpu.regs()?.rip);
@@ -119,31 +116,32 @@ impl ProtectedWrites {
         run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         let table = self.watches.table.load_full();
-        if self.lifted.load(Ordering::Acquire) {
+        if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
         if table.is_empty() || self.is_elsewhere_or_planted(vcpu, at)? {
             return Ok(HitOutcome::Resume);
         }
+        let event = vcpu.undelivered_event()?;
         let memory = self.running.memory.as_ref();
-        let values = || table.watches().iter().map(|watch| watch.value(&memory));
-        let before: Vec<u64> = values().collect();
-        let regs = vcpu.regs()?;
+        let lifted = Lifted::new(&table, &memory, vcpu.regs()?, event);
         paused.lift_protection(true)?;
-        self.lifted.store(true, Ordering::Release);
-        let stepped = self.step(vcpu, paused, at, run);
-        self.lifted.store(false, Ordering::Release);
+        *self.watches.lock() = Some(lifted);
+        let stepped = self.step(vcpu, paused, at, event, run);
+        let lifted = self.watches.lock().take();
         paused.lift_protection(false)?;
-        if stepped? == Executed::Many {
-            for watch in table.watches() {
-                watch.probe.counters.miss(Missed::Unprotected);
-            }
-        }
-        for ((watch, old), new) in table.watches().iter().zip(before).zip(values()) {
-            if old != new {
-                let watch = watch.clone();
-                self.watches
-                    .report(vcpu, regs, at, &SeenWrite { watch, old, new })?;
+        let executed = stepped?;
+        if let Some(lifted) = lifted {
+            let (regs, origin) = (lifted.regs, lifted.origin);
+            for (watch, write) in lifted.end(&memory) {
+                if executed == Executed::Many {
+                    watch.probe.counters.miss(Missed::Unprotected);
+                }
+                match write {
+                    Some(write) => self.watches.report(vcpu, regs, origin, &write)?,
+                    // The exit does not name the page.
+                    None => watch.probe.counters.count_exit(),
+                }
             }
         }
         Ok(HitOutcome::Resume)
@@ -170,9 +168,10 @@ impl ProtectedWrites {
         vcpu: &mut V,
         paused: &dyn Paused,
         at: Gva,
+        event: Option<u8>,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<Executed, GuestError> {
-        if let Some(vector) = vcpu.undelivered_event()? {
+        if let Some(vector) = event {
             return self.deliver(vcpu, paused, vector, run);
         }
         let state = vcpu.system_state()?;

@@ -8,6 +8,8 @@ use events::ProbeId;
 use introspect::PhysMemory;
 
 use crate::registry::Probe;
+#[cfg(test)]
+use crate::registry::Purpose;
 
 /// The most bytes of a watchpoint.
 const MAX_BYTES: usize = 8;
@@ -93,12 +95,10 @@ impl WatchTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::registry::Purpose;
-
-    fn table(places: &[(u64, usize)]) -> WatchTable {
-        let watches = places.iter().zip(1..).map(|(&(gpa, len), id)| {
+impl WatchTable {
+    /// Watchpoints at guest-physical addresses, each with its length.
+    pub(crate) fn at(places: impl IntoIterator<Item = (u64, usize)>) -> Self {
+        let watches = places.into_iter().zip(1..).map(|((gpa, len), id)| {
             let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
             Watch {
                 probe: Arc::new(probe),
@@ -107,12 +107,17 @@ mod tests {
                 len,
             }
         });
-        WatchTable::new(watches.collect())
+        Self::new(watches.collect())
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn touched_watchpoints_share_a_byte_with_the_write() {
-        let table = table(&[(0x1010, 8), (0x1000, 4), (0x1004, 1), (0x1010, 2)]);
+        let table = WatchTable::at([(0x1010, 8), (0x1000, 4), (0x1004, 1), (0x1010, 2)]);
         let touched = |gpa, len| -> Vec<(u64, usize)> {
             let touched = table.touched(Gpa(gpa), len);
             touched.map(|watch| (watch.gpa.0, watch.len)).collect()
@@ -130,7 +135,7 @@ mod tests {
 
     #[test]
     fn each_page_with_a_watchpoint_is_protected() {
-        let table = table(&[(0x1ff8, 8), (0x1000, 4), (0x5008, 8)]);
+        let table = WatchTable::at([(0x1ff8, 8), (0x1000, 4), (0x5008, 8)]);
         assert_eq!(table.pages(), &[Gpa(0x1000), Gpa(0x5000)].into());
         assert!(table.protects(Gpa(0x1abc)) && !table.protects(Gpa(0x2000)));
         assert_eq!(table.on_page(Gpa(0x1000)).count(), 2);

@@ -7,6 +7,8 @@ use text::Ran;
 
 use super::{BEFORE, MOV, MOVUPS, Watched, watched};
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::tests::{Rig, gpa};
+use crate::resolve::synthetic::SyntheticKernel;
 
 /// `int 0x30` gate: present, an interrupt gate of ring 0.
 const GATE: u64 = 0x8e << 40;
@@ -57,6 +59,11 @@ fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
     assert_eq!(stepped, HitOutcome::Resume);
     assert_eq!(rig.byte(HANDLER), 0);
     assert_eq!(watched.writes(), [(BEFORE, 1)]);
+    let hit = &rig.hits()[0];
+    assert_eq!(
+        (hit.ip.0, &*hit.symbol),
+        (watched.at.0, "delivery of vector 0x30")
+    );
     assert_eq!(unprotected(&watched), None);
 }
 
@@ -173,4 +180,63 @@ fn delivery_without_a_known_handler_is_missed() {
         Ok(Ran::Nowhere)
     });
     assert_eq!(unprotected(&watched), Some(1));
+}
+
+#[test]
+fn emulated_write_of_a_vcpu_without_protection_is_reported_once() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("vector", &MOVUPS);
+    let store = kernel.function("writer", &MOV);
+    let data = gpa(kernel.variable("counter", BEFORE));
+    let rig = Rig::new(&kernel, &["watch:counter:8", "kprobe:writer"]);
+    let watched = Watched { rig, at, data };
+    let mut vcpu = watched.vcpu(data, 0);
+    let stepped = watched.step(&mut vcpu, |vcpu, _| {
+        watched.rig.memory.put(data, &33_u64.to_le_bytes());
+        // The vCPU reaches a kprobe, whose store the emulator makes.
+        let regs = vcpu.regs;
+        vcpu.regs.rip = store.0;
+        (vcpu.regs.rdi, vcpu.regs.rax) = (data, 77);
+        let hit = watched.rig.engine.hits.on_hit(vcpu, store);
+        assert_eq!(hit.expect("handled"), HitOutcome::Resume);
+        vcpu.regs = regs;
+        Ok(Ran::Nowhere)
+    });
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert_eq!(watched.writes(), [(BEFORE, 33), (33, 77)]);
+    let hits = watched.rig.hits().into_iter();
+    let writers = hits.filter(|hit| hit.write.is_some()).map(|hit| hit.ip.0);
+    assert_eq!(writers.collect::<Vec<_>>(), [at.0, store.0]);
+}
+
+#[test]
+fn step_beside_the_watched_bytes_counts_an_exit() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let next = watched.at.wrapping_add(3);
+    let mut vcpu = watched.vcpu(watched.data + 16, 0);
+    let stepped = watched.step(&mut vcpu, |vcpu, _| {
+        let beside = watched.data + 16;
+        watched.rig.memory.put(beside, &1_u64.to_le_bytes());
+        vcpu.regs.rip = next.0;
+        Ok(Ran::At(next))
+    });
+    assert_eq!(stepped, HitOutcome::Resume);
+    assert_eq!(watched.counts(0), (0, 1));
+}
+
+#[test]
+fn watchpoint_armed_without_protection_is_protected_afterwards() {
+    let watched = watched(&MOVUPS, &["watch:counter:8"]);
+    let rig = &watched.rig;
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    watched.step(&mut vcpu, |_, _| {
+        rig.paused.lifted.store(false, Ordering::Relaxed);
+        let ids = rig.engine.inventory().ids();
+        rig.engine.unregister(&rig.paused, &ids).expect("removed");
+        watched.register("watch:neighbour:8");
+        assert!(rig.paused.lifted.load(Ordering::Relaxed));
+        Ok(Ran::Nowhere)
+    });
+    assert!(!rig.paused.lifted.load(Ordering::Relaxed));
+    assert_eq!(watched.protected(), [watched.data & !0xfff]);
 }
