@@ -559,7 +559,8 @@ fn memory_that_the_kernel_frees_is_not_watched() {
     kernel.function("plain", &PLAIN);
     kernel.variable("__end_rodata", 0);
     kernel.variable("_sdata", 0);
-    kernel.variable("counter", 5);
+    kernel.variable("__smp_locks", 0);
+    kernel.variable("__smp_locks_end", 0);
     kernel.variable("last", 5);
     let brk = kernel.variable("__bss_stop", 0);
     kernel.variable("__brk_base", 0);
@@ -567,6 +568,10 @@ fn memory_that_the_kernel_frees_is_not_watched() {
     for (spec, message) in [
         (
             "watch:__end_rodata:8",
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+        ),
+        (
+            "watch:__smp_locks:8",
             "the kernel frees it after boot, and uses its memory for other data".to_owned(),
         ),
         (
@@ -585,7 +590,7 @@ fn memory_that_the_kernel_frees_is_not_watched() {
     ] {
         assert_eq!(problem(&kernel, spec).problem.to_string(), message);
     }
-    for spec in ["watch:_sdata:8", "watch:last:8"] {
+    for spec in ["watch:_sdata:8", "watch:__smp_locks_end:8", "watch:last:8"] {
         place(&kernel, spec);
     }
 }

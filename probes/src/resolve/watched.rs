@@ -50,8 +50,13 @@ const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decry
 const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
 /// The labels of the code and data that the kernel frees after boot.
 const INIT: (&str, &str) = ("__init_begin", "__init_end");
-/// The labels around the gaps between sections, which the kernel frees when the sections get their access rights.
-const GAPS: [(&str, &str); 2] = [("_etext", "__start_rodata"), ("__end_rodata", "_sdata")];
+/// The labels of the other memory that the kernel frees: the gaps between sections, when the sections get their access rights, and, with
+/// one processor, the table of `lock` prefixes.
+const FREED: [(&str, &str); 3] = [
+    ("_etext", "__start_rodata"),
+    ("__end_rodata", "_sdata"),
+    ("__smp_locks", "__smp_locks_end"),
+];
 /// The end of the data. Behind it is the `.brk` area: page tables of the kernel, and memory for the page allocator.
 const END_OF_DATA: &str = "__bss_stop";
 
@@ -199,8 +204,10 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
     if end_of_data.is_some_and(|end| end < bytes.end) {
         return Err(WatchProblem::BehindData { at });
     }
-    let is_in_gap = GAPS.iter().any(|gap| within(kernel, *gap, bytes.clone()));
-    if kernel.is_init(at) || (is_in_gap && !kernel.holds_code(at)) {
+    let is_freed = FREED
+        .iter()
+        .any(|labels| within(kernel, *labels, bytes.clone()));
+    if kernel.is_init(at) || (is_freed && !kernel.holds_code(at)) {
         return Err(WatchProblem::Freed);
     }
     if kernel.holds_code(at) {
