@@ -241,7 +241,6 @@ impl Pages {
         gpa.0.wrapping_sub(self.gpa.0) < MAX_PAGES as u64 * PAGE_BYTES
     }
 
-    /// Writes to a page.
     /// Reads the region's bytes from `at` on, within a page. `None` if the region has no page there.
     pub(super) fn read(&self, at: Gva, buf: &mut [u8]) -> Option<()> {
         let page = self.mapped.iter().find(|page| page.holds(at))?;
@@ -249,6 +248,7 @@ impl Pages {
         self.memory.read(page.gpa.wrapping_add(offset), buf).ok()
     }
 
+    /// Writes to a page.
     pub(super) fn write(&self, page: Page, offset: usize, bytes: &[u8]) -> Result<(), GuestError> {
         let at = page.gpa.wrapping_add(offset as u64);
         Ok(self.memory.write(at, bytes)?)

@@ -65,7 +65,8 @@ pub struct Hit {
     /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
     pub args: [Hex; 6],
     /// For a watchpoint: the write. `ip` and `symbol` are those of the instruction that writes, or, if KVM has emulated the instruction
-    /// (`regs` are those behind it then), of the instruction in front of RIP.
+    /// (`regs` are those behind it then), of the instruction in front of RIP. If the processor writes the frame of an exception or interrupt,
+    /// `ip` is that of the interrupted instruction, and `symbol` is `delivery of vector 0x…`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub write: Option<DataWrite>,
     /// The task; absent if the kernel does not say where it is.

@@ -6,8 +6,14 @@ use manifest::{ProbeKind, ProbeSpec};
 
 use crate::{AwaitsModule, NotLoaded, ProbeState, ProbeSummary, Summary};
 
-/// Reasons for unseen executions or returns. The other reasons are about calls that have not returned.
-const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
+/// Reasons for unseen executions, writes or returns. The other reasons are about calls that have not returned.
+const UNSEEN: [&str; 5] = [
+    "unwatched",
+    "maxactive",
+    "return-site",
+    "disarmed",
+    "unprotected",
+];
 
 /// The counts of all probes matched by one specification.
 #[derive(Debug, Default)]

@@ -316,9 +316,9 @@ impl Engine {
         };
         let protected_writes = ProtectedWrites {
             running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
-            lifted: AtomicBool::default(),
         };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),

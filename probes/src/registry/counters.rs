@@ -55,7 +55,7 @@ impl ProbeCounters {
     }
 
     /// The number of executions missed for the reason `why`.
-    pub(super) fn missed_for(&self, why: Missed) -> u64 {
+    pub(crate) fn missed_for(&self, why: Missed) -> u64 {
         let index = Missed::ALL.iter().position(|(known, _)| *known == why);
         index.map_or(0, |index| self.missed[index].load(Ordering::Relaxed))
     }

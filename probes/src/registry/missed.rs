@@ -17,10 +17,13 @@ pub(crate) enum Missed {
     Unwatched,
     /// The ring had no room for a record.
     RingFull,
+    /// Watched bytes may have changed unseen: the hardware executed any number of instructions while the guest could write to the page,
+    /// or the write was merged with plants.
+    Unprotected,
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 7] = [
+    pub(super) const ALL: [(Self, &'static str); 8] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
@@ -28,5 +31,6 @@ impl Missed {
         (Self::Disarmed, "disarmed"),
         (Self::Unwatched, "unwatched"),
         (Self::RingFull, "ring-full"),
+        (Self::Unprotected, "unprotected"),
     ];
 }

@@ -13,6 +13,9 @@ pub(crate) const TEXT_GPA: u64 = 0x10_0000;
 /// Offsets of the init text and of the data, from the text.
 const INIT: u64 = 0x4000;
 const DATA: u64 = 0x8000;
+/// The offset of the zeroes that follow the data behind a hole.
+const BSS: u64 = 0x4_0000;
+const BSS_BYTES: u64 = 0x1000;
 const FUNCTION_ALIGNMENT: usize = 16;
 /// The byte between functions.
 const PADDING: u8 = 0xcc;
@@ -34,6 +37,8 @@ pub(crate) struct SyntheticKernel {
     symbols: Vec<(String, Gva)>,
     /// The names of weak symbols.
     weak: BTreeSet<String>,
+    /// Whether a second segment of zeroes is at [`BSS`].
+    has_bss: bool,
 }
 
 impl SyntheticKernel {
@@ -44,6 +49,7 @@ impl SyntheticKernel {
             data: Vec::new(),
             symbols: Vec::new(),
             weak: BTreeSet::new(),
+            has_bss: false,
         };
         for (label, offset) in [
             ("_text", 0),
@@ -61,6 +67,12 @@ impl SyntheticKernel {
 
     fn label(&mut self, name: &str, at: Gva) {
         self.symbols.push((name.to_owned(), at));
+    }
+
+    /// Ends the permanent text `bytes` behind its begin.
+    pub(crate) fn end_text(&mut self, bytes: u64) {
+        self.symbols.retain(|(name, _)| name != "_etext");
+        self.label("_etext", TEXT.wrapping_add(bytes));
     }
 
     /// Adds a permanent function.
@@ -95,6 +107,12 @@ impl SyntheticKernel {
         self.data.extend(value.to_le_bytes());
         self.label(name, at);
         at
+    }
+
+    /// Adds a segment of zeroes far behind the data. Returns an address between the segments.
+    pub(crate) fn hole(&mut self) -> Gva {
+        self.has_bss = true;
+        TEXT.wrapping_add(BSS - 8)
     }
 
     fn data_end(&self) -> Gva {
@@ -204,7 +222,8 @@ impl SyntheticKernel {
             strings.extend(name.as_bytes());
             strings.push(0);
         }
-        let segment = HEADER_BYTES + PROGRAM_HEADER_BYTES;
+        let segments: u16 = if self.has_bss { 2 } else { 1 };
+        let segment = HEADER_BYTES + u64::from(segments) * PROGRAM_HEADER_BYTES;
         let data = segment + DATA;
         let symbols_at = segment + loaded.len() as u64;
         let strings_at = symbols_at + symbols.len() as u64;
@@ -219,15 +238,19 @@ impl SyntheticKernel {
             file.extend(word.to_le_bytes());
         }
         put(&mut file, 0);
-        for half in [64_u16, 56, 1, 64, 5, 4] {
+        for half in [64_u16, 56, segments, 64, 5, 4] {
             file.extend(half.to_le_bytes());
         }
-        for half in [1, 7] {
-            put(&mut file, half);
-        }
         let len = loaded.len() as u64;
-        for word in [segment, TEXT.0, TEXT_GPA, len, len, 0x1000] {
-            file.extend(word.to_le_bytes());
+        let bss = [0, TEXT.0 + BSS, TEXT_GPA + BSS, 0, BSS_BYTES, 0x1000];
+        let program_headers = [[segment, TEXT.0, TEXT_GPA, len, len, 0x1000], bss];
+        for header in &program_headers[..segments.into()] {
+            for half in [1, 7] {
+                put(&mut file, half);
+            }
+            for word in header {
+                file.extend(u64::to_le_bytes(*word));
+            }
         }
         file.extend(&loaded);
         file.extend(&symbols);

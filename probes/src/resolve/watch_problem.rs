@@ -18,7 +18,7 @@ pub enum WatchProblem {
     Ambiguous {
         /// The name.
         name: String,
-        /// The link-time addresses of the variables.
+        /// The run-time addresses of the variables.
         addresses: Vec<Gva>,
     },
     /// The variable's type is not known.
@@ -41,10 +41,18 @@ pub enum WatchProblem {
         /// The size in bytes.
         bytes: u64,
     },
+    /// The offset and the length leave the variable.
+    #[error("its bytes are not all in `{name}`, which has {size} bytes")]
+    Outside {
+        /// The variable or member.
+        name: String,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The bytes are on two pages.
     #[error("its {len} bytes at {at} lie on two pages")]
     TwoPages {
-        /// The link-time address.
+        /// The run-time address.
         at: Gva,
         /// The number of bytes.
         len: usize,
@@ -59,15 +67,26 @@ pub enum WatchProblem {
         "{at} is not in the data of the kernel's image, and this version watches no other memory"
     )]
     NotData {
-        /// The address.
+        /// The run-time address.
         at: Gva,
     },
     /// The bytes are code.
     #[error("it is code, and the writes to code are not watched")]
     Code,
-    /// The kernel frees the bytes after boot.
+    /// The page of the bytes also has code.
+    #[error("its page also has code, and writes to such a page are not watched")]
+    CodePage,
+    /// The kernel frees the bytes while or after the kernel boots.
     #[error("the kernel frees it after boot, and uses its memory for other data")]
-    Init,
+    Freed,
+    /// The bytes are in the `.brk` area.
+    #[error(
+        "{at} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees"
+    )]
+    BehindData {
+        /// The run-time address.
+        at: Gva,
+    },
     /// The page cannot be protected.
     #[error(
         "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"
@@ -81,13 +100,39 @@ pub enum WatchProblem {
     Handler,
 }
 
+/// The remedy for data that this version does not watch.
+const BY_FUNCTION: &str = "write kprobe:FUNCTION for a function that writes it";
+const LIST: &str = "`hyprobe symbols --kernel FILE PATTERN` lists the symbols";
+
 impl WatchProblem {
-    /// The remedy, if known.
+    /// The problem with run-time addresses in place of link-time addresses. The kernel has moved by `slide`.
+    pub(super) fn at_run_time(self, slide: i64) -> Self {
+        let moved = |at: Gva| at.wrapping_add(slide.cast_unsigned());
+        match self {
+            Self::Ambiguous { name, addresses } => Self::Ambiguous {
+                name,
+                addresses: addresses.into_iter().map(moved).collect(),
+            },
+            Self::TwoPages { at, len } => Self::TwoPages { at: moved(at), len },
+            Self::NotData { at } => Self::NotData { at: moved(at) },
+            Self::BehindData { at } => Self::BehindData { at: moved(at) },
+            other => other,
+        }
+    }
+
+    /// The remedy.
     pub(super) fn help(&self) -> Option<String> {
         match self {
             Self::NoVariable { near, .. } if !near.is_empty() => {
                 Some(format!("near names: {}", near.join(", ")))
             }
+            Self::NoVariable { .. } | Self::NotData { .. } => Some(LIST.to_owned()),
+            Self::NoMember { .. } => {
+                Some("`hyprobe types TYPE` prints the members of a type".to_owned())
+            }
+            Self::Outside { size, .. } => Some(format!(
+                "write an offset and a length that end at byte {size} or before, or watch:0xADDRESS:LENGTH for other bytes"
+            )),
             Self::Ambiguous { addresses, .. } => {
                 let all: Vec<String> = addresses
                     .iter()
@@ -103,7 +148,15 @@ impl WatchProblem {
             ),
             Self::TwoPages { .. } => Some("write a watchpoint for each page".to_owned()),
             Self::Code => Some("write kprobe:SYMBOL for its executions".to_owned()),
-            _ => None,
+            Self::PerCpu
+            | Self::CodePage
+            | Self::Freed
+            | Self::BehindData { .. }
+            | Self::WrittenByHardware { .. } => Some(BY_FUNCTION.to_owned()),
+            Self::Handler => Some(
+                "give the watchpoint to the engine without a handler, and read its events"
+                    .to_owned(),
+            ),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Resolves watchpoints: the watched bytes are data of the kernel's image, on a page that KVM and the processor do not write by themselves.
 
+use std::ops::Range;
+
 use address::Gva;
 use inspect::expression::declared_type;
 use introspect::Symbol;
@@ -19,7 +21,7 @@ const MAX_NAMESAKES: usize = 16;
 
 /// Objects that the processor or KVM writes by itself, without an instruction of the guest: a page with one of them cannot be protected.
 /// A kernel has some of the names.
-const WRITTEN_BY_HARDWARE: [&str; 15] = [
+const WRITTEN_BY_HARDWARE: [&str; 22] = [
     "init_top_pgt",
     "swapper_pg_dir",
     "early_top_pgt",
@@ -31,6 +33,13 @@ const WRITTEN_BY_HARDWARE: [&str; 15] = [
     "level2_ident_pgt",
     "level2_fixmap_pgt",
     "level1_fixmap_pgt",
+    "level2_spare_pgt",
+    "bm_pte",
+    "espfix_pud_page",
+    "kasan_early_shadow_pte",
+    "kasan_early_shadow_pmd",
+    "kasan_early_shadow_pud",
+    "kasan_early_shadow_p4d",
     "init_thread_union",
     "init_stack",
     "hv_clock_boot",
@@ -39,13 +48,30 @@ const WRITTEN_BY_HARDWARE: [&str; 15] = [
 /// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
 const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
 const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
+/// The labels of the code and data that the kernel frees after boot.
+const INIT: (&str, &str) = ("__init_begin", "__init_end");
+/// The labels of the other memory that the kernel frees: the gaps between sections, when the sections get their access rights, and, with
+/// one processor, the table of `lock` prefixes.
+const FREED: [(&str, &str); 3] = [
+    ("_etext", "__start_rodata"),
+    ("__end_rodata", "_sdata"),
+    ("__smp_locks", "__smp_locks_end"),
+];
+/// The end of the data. Behind it is the `.brk` area: page tables of the kernel, and memory for the page allocator.
+const END_OF_DATA: &str = "__bss_stop";
 
-/// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved, and matters to plain addresses only.
+/// Resolves `data` to bytes of the kernel. `slide` is the distance by which the kernel has moved: plain addresses in `data`, and addresses
+/// in the error, are run-time addresses.
 pub(super) fn resolve(
     kernel: &Kernel,
     data: &WatchedData,
     slide: i64,
 ) -> Result<Place, WatchProblem> {
+    resolve_linked(kernel, data, slide).map_err(|problem| problem.at_run_time(slide))
+}
+
+/// See [`resolve`]; addresses in the error are link-time addresses.
+fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Place, WatchProblem> {
     let (at, size, symbol) = match &data.base {
         DataBase::Address(address) => {
             let at = Gva(address.0.wrapping_sub(slide.cast_unsigned()));
@@ -57,15 +83,24 @@ pub(super) fn resolve(
         }
         DataBase::Variable { name, offset } => {
             let found = variable(kernel, name)?;
-            let size = match (data.bytes, *offset) {
-                (Some(bytes), _) => bytes.into(),
-                (None, offset) => found
+            let bytes = match data.bytes {
+                Some(bytes) => u64::from(bytes),
+                None => found
                     .size
-                    .and_then(|size| size.checked_sub(offset))
-                    .ok_or(WatchProblem::Untyped { name: name.clone() })?,
+                    .ok_or_else(|| WatchProblem::Untyped { name: name.clone() })?
+                    .saturating_sub(*offset),
             };
+            let end = offset.checked_add(bytes.max(1));
+            if let Some(size) = found.size.or(found.room)
+                && end.is_none_or(|end| end > size)
+            {
+                return Err(WatchProblem::Outside {
+                    name: name.clone(),
+                    size,
+                });
+            }
             let symbol = format!("{name}+{offset:#x}");
-            (found.at.wrapping_add(*offset), size, symbol)
+            (found.at.wrapping_add(*offset), bytes, symbol)
         }
     };
     let len = match size {
@@ -87,10 +122,13 @@ pub(super) fn resolve(
     })
 }
 
-/// A variable or member, and its size in bytes if the type is known.
+/// A variable or member.
 struct Found {
     at: Gva,
+    /// The size in bytes, if the type is known.
     size: Option<u64>,
+    /// The number of bytes up to the next symbol, if known.
+    room: Option<u64>,
 }
 
 /// The variable `name`, or a member of the variable in front of the first dot.
@@ -105,6 +143,7 @@ fn variable(kernel: &Kernel, name: &str) -> Result<Found, WatchProblem> {
         return Ok(Found {
             at: symbol.address,
             size,
+            room: Some(symbol.size).filter(|size| *size > 0),
         });
     }
     if kernel.symbols().lookup(name).is_some() {
@@ -131,6 +170,7 @@ fn variable(kernel: &Kernel, name: &str) -> Result<Found, WatchProblem> {
     Ok(Found {
         at: symbol.address.wrapping_add(member.offset_bytes),
         size: Some(member.size_bytes),
+        room: None,
     })
 }
 
@@ -155,11 +195,20 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
     if within(kernel, PER_CPU, at..at.wrapping_add(1)) {
         return Err(WatchProblem::PerCpu);
     }
-    if !kernel.image().contains(&at) {
+    // Between two segments of the file, the image has addresses without memory.
+    if !kernel.image().contains(&at) || kernel.to_physical(at).is_none() {
         return Err(WatchProblem::NotData { at });
     }
-    if kernel.is_init(at) {
-        return Err(WatchProblem::Init);
+    let bytes = at..at.wrapping_add(len as u64);
+    let end_of_data = kernel.symbols().address_of(END_OF_DATA);
+    if end_of_data.is_some_and(|end| end < bytes.end) {
+        return Err(WatchProblem::BehindData { at });
+    }
+    let is_freed = FREED
+        .iter()
+        .any(|labels| within(kernel, *labels, bytes.clone()));
+    if kernel.is_init(at) || (is_freed && !kernel.holds_code(at)) {
+        return Err(WatchProblem::Freed);
     }
     if kernel.holds_code(at) {
         return Err(WatchProblem::Code);
@@ -168,6 +217,11 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
         return Err(WatchProblem::TwoPages { at, len });
     }
     let page = at.page()..at.page().wrapping_add(PAGE_BYTES);
+    // A page with code is read-only because of its plants, and the kernel patches the code with writes of its own.
+    let overlaps = |text: Range<Gva>| text.start < page.end && page.start < text.end;
+    if kernel.text().is_some_and(overlaps) || within(kernel, INIT, page.clone()) {
+        return Err(WatchProblem::CodePage);
+    }
     if within(kernel, SHARED_WITH_KVM, page.clone()) {
         let object = SHARED_WITH_KVM.0.to_owned();
         return Err(WatchProblem::WrittenByHardware { object });
@@ -187,7 +241,7 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
 }
 
 /// Whether a byte of `bytes` is between two labels of the kernel.
-fn within(kernel: &Kernel, (start, end): (&str, &str), bytes: std::ops::Range<Gva>) -> bool {
+fn within(kernel: &Kernel, (start, end): (&str, &str), bytes: Range<Gva>) -> bool {
     let label = |name| kernel.symbols().address_of(name);
     match (label(start), label(end)) {
         (Some(start), Some(end)) => bytes.start < end && start < bytes.end,

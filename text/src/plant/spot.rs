@@ -43,7 +43,7 @@ impl Spot {
     }
 
     /// The pages of the `len` bytes from the first byte on.
-    pub(super) fn pages(self, len: usize) -> impl Iterator<Item = Gpa> {
+    pub fn pages(self, len: usize) -> impl Iterator<Item = Gpa> {
         let beyond = self.beyond.filter(|_| len > self.room());
         std::iter::once(self.gpa.page()).chain(beyond)
     }

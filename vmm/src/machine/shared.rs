@@ -137,13 +137,17 @@ impl PausedGuard<'_> {
     ///
     /// # Errors
     ///
-    /// When a page is not RAM, or there are too many pages or slots: the pages protected before still are. When the host or KVM refuses a
-    /// request: the machine must not resume.
+    /// When a page is not RAM, there are too many pages or slots, or the host refuses a mapping or its rights: the pages protected before
+    /// still are. When KVM refuses a slot: the machine must not resume.
     pub fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), ProtectError> {
         let mut protected = lock(&self.shared.protected);
         let views = protected.views(self.shared.memory.guest(), pages)?;
-        lock(&self.shared.slots).set_views(&self.shared.vm, views)?;
-        protected.protect(pages.clone())?;
+        let mut slots = lock(&self.shared.slots);
+        let before = slots.set_views(&self.shared.vm, views)?;
+        if let Err(error) = protected.protect(pages.clone()) {
+            slots.set_views(&self.shared.vm, before)?;
+            return Err(error);
+        }
         self.shared
             .has_protected
             .store(!pages.is_empty(), Ordering::Release);

@@ -62,15 +62,21 @@ impl ProtectedPages {
             .collect())
     }
 
-    /// Protects exactly these pages, which have views.
+    /// Protects exactly these pages, which have views. If the host refuses, the pages protected before still are.
     pub(crate) fn protect(&mut self, pages: BTreeSet<Gpa>) -> Result<(), ProtectError> {
-        let before = std::mem::replace(&mut self.protected, pages);
-        for page in before.difference(&self.protected) {
-            self.set(*page, true)?;
+        let removed = self.protected.difference(&pages).map(|page| (*page, true));
+        let added = pages.difference(&self.protected).map(|page| (*page, false));
+        let changes: Vec<(Gpa, bool)> = removed.chain(added).collect();
+        for (done, (page, writable)) in changes.iter().enumerate() {
+            if let Err(error) = self.set(*page, *writable) {
+                for (page, writable) in &changes[..done] {
+                    // The host has just accepted the opposite change of the same mapping.
+                    let _ = self.set(*page, !writable);
+                }
+                return Err(error);
+            }
         }
-        for page in self.protected.difference(&before) {
-            self.set(*page, false)?;
-        }
+        self.protected = pages;
         Ok(())
     }
 
@@ -228,6 +234,24 @@ mod tests {
             let (_, flags) = mapping(host);
             assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
         }
+    }
+
+    #[test]
+    fn refused_change_leaves_the_rights_as_before() {
+        let ram = ram();
+        let mut protected = ProtectedPages::default();
+        let wanted = pages(&[PAGE.0, PAGE.0 + 0x1000]);
+        let views = protected.views(ram.guest(), &wanted).expect("views");
+        let rights = || [0, 1].map(|view: usize| mapping(views[view].host).0);
+        protected.protect(pages(&[PAGE.0])).expect("protected");
+        // The host has no mapping there.
+        let missing = Gpa(PAGE.0 + 0x2000);
+        protected.views.insert(missing, View(PAGE_BYTES));
+        let refused = protected.protect(pages(&[PAGE.0 + 0x1000, missing.0]));
+        assert!(matches!(refused, Err(ProtectError::Host { .. })));
+        assert_eq!(rights(), ["r--s", "rw-s"]);
+        protected.lift(true).expect("lifted");
+        assert_eq!(rights(), ["rw-s", "rw-s"]);
     }
 
     #[test]

@@ -57,12 +57,15 @@ impl Slots {
     }
 
     /// Makes KVM map exactly these pages of RAM (sorted) by the given host addresses, which share the contents of RAM and stay mapped.
-    /// Called with every vCPU paused.
-    pub(crate) fn set_views(&mut self, vm: &VmFd, views: Vec<RamRegion>) -> Result<(), SlotError> {
+    /// Returns the former pages. Called with every vCPU paused.
+    pub(crate) fn set_views(
+        &mut self,
+        vm: &VmFd,
+        views: Vec<RamRegion>,
+    ) -> Result<Vec<RamRegion>, SlotError> {
         let (detour, read_only) = (self.detour.clone(), self.read_only.clone());
         self.put_in_force(vm, &read_only, &views, detour.as_ref())?;
-        self.views = views;
-        Ok(())
+        Ok(std::mem::replace(&mut self.views, views))
     }
 
     /// Adds the slots of detour memory, for the lifetime of the machine. Called with every vCPU paused.

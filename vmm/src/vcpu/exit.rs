@@ -56,18 +56,18 @@ impl StoppedVcpu<'_> {
         let entered = self.registers.fd.run();
         self.left_at = Some(LeftAt::now());
         let exit = match entered {
-            Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                 kick::clear(self.registers.fd);
                 self.registers.keep_injected_breakpoint(injected)?;
                 return Ok(VmExit::Interrupted);
             }
-            Err(error) if error.errno() == libc::EFAULT && shared.has_protected_pages() => {
+            entered if shared.has_protected_pages() && is_memory_fault(&entered) => {
                 self.registers.keep_injected_breakpoint(injected)?;
                 let at = self.registers.rip()?;
                 let trap = Trap::ProtectedWrite { at };
                 return Ok(VmExit::Trapped(trap, DefaultAction::Fault));
             }
+            Ok(exit) => exit,
             Err(source) => return Err(self.registers.failed("KVM_RUN")(source).into()),
         };
         match exit {
@@ -204,9 +204,37 @@ impl StoppedVcpu<'_> {
     }
 }
 
+/// Whether KVM could not map memory of the guest: `KVM_RUN` has failed with EFAULT. Some kernels describe the access, and kvm-ioctls then
+/// returns an exit.
+fn is_memory_fault(entered: &Result<VcpuExit<'_>, kvm_ioctls::Error>) -> bool {
+    match entered {
+        Ok(exit) => matches!(exit, VcpuExit::MemoryFault { .. }),
+        Err(error) => error.errno() == libc::EFAULT,
+    }
+}
+
 fn guest_write(gpa: Gpa, data: &[u8]) -> Trap {
     let mut bytes = [0; 8];
     let len = data.len().min(8);
     bytes[..len].copy_from_slice(&data[..len]);
     Trap::GuestWrite { gpa, bytes, len }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_fault_is_an_error_or_an_exit() {
+        let error = |errno| Err(kvm_ioctls::Error::new(errno));
+        let described = VcpuExit::MemoryFault {
+            flags: 0,
+            gpa: 0x3000,
+            size: 4096,
+        };
+        assert!(is_memory_fault(&Ok(described)));
+        assert!(is_memory_fault(&error(libc::EFAULT)));
+        assert!(!is_memory_fault(&Ok(VcpuExit::Hlt)));
+        assert!(!is_memory_fault(&error(libc::EINTR)));
+    }
 }

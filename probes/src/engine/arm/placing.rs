@@ -9,6 +9,10 @@ use crate::resolve::{Place, Via, When};
 /// The reason why a late probe cannot be on the pushes of the #BP handler.
 const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
 
+/// The reason why a plant and a watchpoint cannot share a page: the slot of the page is either read-only or protected.
+const PROTECTED: &str = "its page has watched data: remove the watchpoints of the page first";
+const PLANTED: &str = "its page has probed code: remove the probes of the page first";
+
 impl Armer {
     /// The way to arm `place` now.
     pub(crate) fn arming(&self, place: &Place, located: Located) -> Arming {
@@ -28,7 +32,7 @@ impl Armer {
         let at = located.running_at(place, linked);
         match place.via {
             Via::ProtectedPage { .. } if self.running.planter.pages().keeps(spot.gpa) => {
-                Arming::Refused("its page has probed code".to_owned())
+                Arming::Refused(PLANTED.to_owned())
             }
             Via::ProtectedPage { len } => Arming::Watch {
                 at,
@@ -39,6 +43,9 @@ impl Armer {
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
             ),
+            Via::Plant { len, .. } if self.watches.protects(spot, len) => {
+                Arming::Refused(PROTECTED.to_owned())
+            }
             // The instruction was checked when planted; by now the guest's own kprobes may have changed the bytes.
             Via::Plant { len, .. } if self.plants.has_plant(at, spot) => Arming::Plant { at, spot, len },
             Via::Plant { .. } if self.int3.is_redirected(spot.gpa) => {

@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs write and report on their own threads, under the lock. The table changes with the other vCPUs paused.
 
+pub(crate) mod lifted;
 pub(crate) mod memory;
 pub(crate) mod stepped;
 pub(crate) mod table;
@@ -19,7 +20,7 @@ use arc_swap::ArcSwap;
 use detour::Detour;
 use events::DataWrite;
 use introspect::insn::Decoded;
-use text::{GuestError, KernelTables, Passed, Paused, Vcpu, pass};
+use text::{GuestError, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
 use crate::engine::arm::edits::Change;
@@ -28,10 +29,11 @@ use crate::engine::plants::Plants;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::engine::watch::memory::{Seen, SeenWrite, WatchedMemory};
+use crate::engine::watch::lifted::Lifted;
+use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
-use crate::registry::Purpose;
+use crate::registry::{Missed, Purpose};
 
 /// The armed watchpoints, and the guest's writes to their pages.
 #[derive(Debug)]
@@ -42,8 +44,9 @@ pub(crate) struct Watches {
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) table: ArcSwap<WatchTable>,
-    /// Held from a write to a protected page until its event is queued: events are in the order of the writes.
-    pub(crate) order: Mutex<()>,
+    /// Held from a write to a protected page until its event is queued: events are in the order of the writes. The watched bytes, while
+    /// the guest can write to protected pages because a vCPU runs alone.
+    pub(crate) order: Mutex<Option<Lifted>>,
 }
 
 impl Watches {
@@ -52,8 +55,19 @@ impl Watches {
         !self.table.load().is_empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        // The lock protects no data of its own.
+    /// Whether a page of the instruction at `spot` is protected.
+    pub(crate) fn protects(&self, spot: Spot, len: usize) -> bool {
+        let table = self.table.load();
+        spot.pages(len).any(|page| table.protects(page))
+    }
+
+    /// Whether the guest can write to protected pages: a vCPU runs alone.
+    fn is_lifted(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
+        // Each change of the values is a single assignment.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,31 +106,27 @@ impl Watches {
             let passed = pass(vcpu, memory, planter, features, kernel, decoded)?;
             return Ok((passed, Seen::default()));
         }
-        let _order = self.lock();
+        let mut order = self.lock();
         let before = vcpu.regs()?;
         let watched = WatchedMemory::new(memory, &table);
         let passed = pass(vcpu, &watched, planter, features, kernel, decoded)?;
         let seen = watched.into_seen();
-        for write in &seen.writes {
-            self.report(vcpu, before, decoded.at(), write)?;
-        }
+        let origin = Origin::Instruction(decoded.at());
+        self.report_emulated(vcpu, before, origin, &seen, order.as_mut())?;
         Ok((passed, seen))
     }
 
     /// Counts an exit for each watchpoint on the written pages whose bytes the instruction has not written.
     fn count_exits(&self, seen: &Seen) {
-        let table = self.table.load();
-        let on_pages = seen.pages.iter().flat_map(|page| table.on_page(*page));
-        for watch in on_pages {
-            let is_same = |write: &SeenWrite| Arc::ptr_eq(&write.watch.probe, &watch.probe);
-            if !seen.writes.iter().any(is_same) {
-                watch.probe.counters.count_exit();
-            }
+        for watch in seen.beside(&self.table.load()) {
+            watch.probe.counters.count_exit();
         }
     }
 
-    /// Makes a write that KVM has emulated up to the memory, at `gpa`. Returns `false` if the page is not protected. The vCPU's registers
-    /// are those behind the instruction.
+    /// Makes a write that KVM has emulated up to the memory, at `gpa`. The vCPU's registers are those behind the instruction.
+    ///
+    /// Returns `false`, without a write, if the page is not protected, or keeps the original bytes of plants: the caller merges the write
+    /// with the plants. No page is both as long as plants and watchpoints are refused on each other's pages; the write counts as missed.
     pub(crate) fn guest_write(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -127,28 +137,52 @@ impl Watches {
         if !table.protects(gpa) {
             return Ok(false);
         }
-        let _order = self.lock();
+        if self.running.planter.pages().keeps(gpa) {
+            let touched = table.touched(gpa, data.len());
+            touched.for_each(|watch| watch.probe.counters.miss(Missed::Unprotected));
+            return Ok(false);
+        }
+        let mut order = self.lock();
         let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
         text::GuestMemory::write(&watched, gpa, data)?;
         let seen = watched.into_seen();
-        if !seen.writes.is_empty() {
+        if seen.writes().next().is_some() {
             let regs = vcpu.regs()?;
             let paging = vcpu.system_state()?.paging;
-            let ip = self.in_front_of(&paging, Gva(regs.rip));
-            for write in &seen.writes {
-                self.report(vcpu, regs, ip, write)?;
-            }
+            let origin = Origin::Instruction(self.in_front_of(&paging, Gva(regs.rip)));
+            self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
         self.count_exits(&seen);
         Ok(true)
     }
 
-    /// Counts and reports a write by the instruction at `ip`. `regs` are the vCPU's registers for the filter and the event.
+    /// Reports the writes of an emulated instruction. If the hardware has written to the same bytes since the protection was lifted, its
+    /// write is reported first.
+    fn report_emulated(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        regs: kvm_regs,
+        origin: Origin,
+        seen: &Seen,
+        mut lifted: Option<&mut Lifted>,
+    ) -> Result<(), GuestError> {
+        for write in seen.writes() {
+            if let Some(lifted) = lifted.as_deref_mut()
+                && let Some(earlier) = lifted.note(write)
+            {
+                self.report(vcpu, lifted.regs, lifted.origin, &earlier)?;
+            }
+            self.report(vcpu, regs, origin, write)?;
+        }
+        Ok(())
+    }
+
+    /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
     fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
-        ip: Gva,
+        origin: Origin,
         write: &SeenWrite,
     ) -> Result<(), GuestError> {
         let probe = &write.watch.probe;
@@ -160,7 +194,7 @@ impl Watches {
         probe.counters.count_hit();
         match &probe.purpose {
             Purpose::Trace => {
-                let writer = self.writer(ip);
+                let writer = self.writer(origin);
                 let write = DataWrite {
                     at: write.watch.at.into(),
                     bytes: u8::try_from(write.watch.len).unwrap_or(u8::MAX),
@@ -189,6 +223,10 @@ impl Watches {
         let before = self.table.load_full();
         if before.pages() != table.pages() {
             paused.protect_pages(table.pages())?;
+            if self.is_lifted() {
+                // A vCPU that runs alone has reached a probe whose hit changes the watchpoints.
+                paused.lift_protection(true)?;
+            }
         }
         self.table.store(Arc::new(table));
         Ok(before)

@@ -1,7 +1,6 @@
 //! Exits at protected pages: the emulator executes the instruction, or the hardware does, with the other vCPUs paused.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use address::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
@@ -10,34 +9,58 @@ use text::{GuestError, Passed, Paused, Ran, Spot, SystemState, To, Vcpu};
 
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::watch::Watches;
-use crate::engine::watch::memory::SeenWrite;
+use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
+use crate::registry::Missed;
 
 const PAGE_BYTES: u64 = 4096;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
 
+/// The instructions that the hardware has executed while the guest could write to protected pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Executed {
+    /// The instruction, or the delivery of an event, up to the stop behind it.
+    One,
+    /// Any number: a write may have replaced the value of another write.
+    Many,
+}
+
+impl Executed {
+    /// The result of a run that ended with `ran`. `has_stop` is whether a stop was behind the instruction.
+    fn after(ran: Ran, has_stop: bool) -> Self {
+        match ran {
+            Ran::At(_) if has_stop => Self::One,
+            Ran::At(_) | Ran::Nowhere | Ran::Ended => Self::Many,
+        }
+    }
+}
+
 /// Handles exits at protected pages.
 #[derive(Debug)]
 pub(crate) struct ProtectedWrites {
     pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
     pub(crate) watches: Arc<Watches>,
     pub(crate) executor: Arc<Executor>,
-    /// Whether the guest may write to protected pages: a vCPU runs alone.
-    pub(crate) lifted: AtomicBool,
 }
 
 impl ProtectedWrites {
-    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread.
+    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread. Nothing has been executed: if the page is
+    /// no longer protected, the vCPU resumes, and exits again if the page is missing.
     pub(crate) fn on_protected_write(
         &self,
         vcpu: &mut dyn Vcpu,
         at: Gva,
     ) -> Result<HitOutcome, GuestError> {
-        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+        if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
+        }
+        if !self.watches.is_watching() {
+            return Ok(HitOutcome::Resume);
         }
         if vcpu.undelivered_event()?.is_some() {
             return Ok(HitOutcome::NeedsPause);
@@ -54,7 +77,7 @@ impl ProtectedWrites {
         &self,
         vcpu: &mut dyn Vcpu,
     ) -> Result<HitOutcome, GuestError> {
-        if !self.watches.is_watching() || self.lifted.load(Ordering::Acquire) {
+        if !self.watches.is_watching() || self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
         let at = Gva(vcpu.regs()?.rip);
@@ -82,6 +105,9 @@ impl ProtectedWrites {
 
     /// Lets the hardware execute the instruction at `at`, or deliver the event in front of it, while the guest may write to protected
     /// pages. The other vCPUs are paused, and `run` runs the vCPU. Reports the watched bytes that have changed.
+    ///
+    /// While the vCPU waited for the pause, the watchpoints and plants may have changed. Nothing has been executed, so the vCPU resumes
+    /// without a step if no page is protected, or a plant is at the instruction.
     pub(crate) fn on_paused_protected_write<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -90,37 +116,62 @@ impl ProtectedWrites {
         run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         let table = self.watches.table.load_full();
-        if table.is_empty() || self.lifted.load(Ordering::Acquire) {
+        if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
+        if table.is_empty() || self.is_elsewhere_or_planted(vcpu, at)? {
+            return Ok(HitOutcome::Resume);
+        }
+        let event = vcpu.undelivered_event()?;
         let memory = self.running.memory.as_ref();
-        let values = || table.watches().iter().map(|watch| watch.value(&memory));
-        let before: Vec<u64> = values().collect();
-        let regs = vcpu.regs()?;
+        let lifted = Lifted::new(&table, &memory, vcpu.regs()?, event);
         paused.lift_protection(true)?;
-        self.lifted.store(true, Ordering::Release);
-        let stepped = self.step(vcpu, paused, at, run);
-        self.lifted.store(false, Ordering::Release);
+        *self.watches.lock() = Some(lifted);
+        let stepped = self.step(vcpu, paused, at, event, run);
+        let lifted = self.watches.lock().take();
         paused.lift_protection(false)?;
-        stepped?;
-        for ((watch, old), new) in table.watches().iter().zip(before).zip(values()) {
-            if old != new {
-                let watch = watch.clone();
-                self.watches
-                    .report(vcpu, regs, at, &SeenWrite { watch, old, new })?;
+        let executed = stepped?;
+        if let Some(lifted) = lifted {
+            let (regs, origin) = (lifted.regs, lifted.origin);
+            for (watch, write) in lifted.end(&memory) {
+                if executed == Executed::Many {
+                    watch.probe.counters.miss(Missed::Unprotected);
+                }
+                match write {
+                    Some(write) => self.watches.report(vcpu, regs, origin, &write)?,
+                    // The exit does not name the page.
+                    None => watch.probe.counters.count_exit(),
+                }
             }
         }
         Ok(HitOutcome::Resume)
     }
 
+    /// Whether the vCPU no longer stands at `at`, or would execute a plant there. A pending event comes before the plant.
+    fn is_elsewhere_or_planted(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<bool, GuestError> {
+        if vcpu.regs()?.rip != at.0 {
+            return Ok(true);
+        }
+        if vcpu.undelivered_event()?.is_some() {
+            return Ok(false);
+        }
+        let plant = self.plants.plant_at(vcpu, at)?;
+        // Memory shows the original byte to a vCPU that runs alone behind its hit, and while the guest reads the byte.
+        let planter = &self.running.planter;
+        let is_shown = |gpa| !planter.is_open(gpa) && !planter.is_withdrawn(gpa);
+        Ok(plant.is_some_and(|plant| is_shown(plant.spot.gpa)))
+    }
+
+    /// Runs the vCPU up to a stop behind the instruction, or behind the delivery of the event in front of the instruction.
     fn step<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
         at: Gva,
+        event: Option<u8>,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
-        if let Some(vector) = vcpu.undelivered_event()? {
+    ) -> Result<Executed, GuestError> {
+        if let Some(vector) = event {
             return self.deliver(vcpu, paused, vector, run);
         }
         let state = vcpu.system_state()?;
@@ -130,12 +181,19 @@ impl ProtectedWrites {
         };
         let Some(spot) = spot else {
             // The instruction is in the detour region, where no stop can be.
-            return run(vcpu, To::Next(&[])).map(drop);
+            run(vcpu, To::Next(&[]))?;
+            return Ok(Executed::Many);
         };
         let plant = Plant::new(at, spot);
-        let decoded = decoded.as_ref();
+        let mut ran = Ran::Nowhere;
+        let mut run = |vcpu: &mut V, to: To<'_>| {
+            ran = run(vcpu, to)?;
+            Ok(ran)
+        };
         self.executor
-            .execute_in_place(vcpu, paused, &plant, decoded, at, &mut run)
+            .execute_in_place(vcpu, paused, &plant, decoded.as_ref(), at, &mut run)?;
+        // Without the instruction's length, no stop is behind the instruction, but only at handlers.
+        Ok(Executed::after(ran, decoded.is_some()))
     }
 
     /// Runs the vCPU up to the first instruction of the guest's handler for `vector`.
@@ -145,7 +203,7 @@ impl ProtectedWrites {
         paused: &dyn Paused,
         vector: u8,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<Executed, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let sregs = vcpu.sregs()?;
         let idt = Idt {
@@ -159,7 +217,7 @@ impl ProtectedWrites {
         let shown = planter.show_alone(paused, &[], &stops)?;
         let ran = run(vcpu, To::Next(target.as_slice()));
         shown.end()?;
-        ran.map(drop)
+        Ok(Executed::after(ran?, found.is_some()))
     }
 
     /// The original instruction at `at`, and its location if in RAM. `None` if the bytes cannot be read or decoded, or are not 64-bit

@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
+use events::ProbeId;
 use introspect::PhysMemory;
 
 use crate::registry::Probe;
+#[cfg(test)]
+use crate::registry::Purpose;
 
 /// The most bytes of a watchpoint.
 const MAX_BYTES: usize = 8;
@@ -22,7 +25,14 @@ pub(crate) struct Watch {
     pub(crate) len: usize,
 }
 
+/// The identity of a watchpoint, in the order of the table.
+pub(crate) type WatchKey = (Gpa, ProbeId);
+
 impl Watch {
+    pub(crate) fn key(&self) -> WatchKey {
+        (self.gpa, self.probe.id)
+    }
+
     /// The watched bytes, as a number.
     pub(crate) fn value(&self, memory: &dyn PhysMemory) -> u64 {
         let mut bytes = [0; MAX_BYTES];
@@ -45,7 +55,7 @@ pub(crate) struct WatchTable {
 
 impl WatchTable {
     pub(crate) fn new(mut watches: Vec<Watch>) -> Self {
-        watches.sort_by_key(|watch| watch.gpa);
+        watches.sort_by_key(Watch::key);
         let pages = watches.iter().map(|watch| watch.gpa.page()).collect();
         Self { watches, pages }
     }
@@ -85,14 +95,10 @@ impl WatchTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use events::ProbeId;
-
-    use super::*;
-    use crate::registry::Purpose;
-
-    fn table(places: &[(u64, usize)]) -> WatchTable {
-        let watches = places.iter().zip(1..).map(|(&(gpa, len), id)| {
+impl WatchTable {
+    /// Watchpoints at guest-physical addresses, each with its length.
+    pub(crate) fn at(places: impl IntoIterator<Item = (u64, usize)>) -> Self {
+        let watches = places.into_iter().zip(1..).map(|((gpa, len), id)| {
             let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
             Watch {
                 probe: Arc::new(probe),
@@ -101,12 +107,17 @@ mod tests {
                 len,
             }
         });
-        WatchTable::new(watches.collect())
+        Self::new(watches.collect())
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn touched_watchpoints_share_a_byte_with_the_write() {
-        let table = table(&[(0x1010, 8), (0x1000, 4), (0x1004, 1), (0x1010, 2)]);
+        let table = WatchTable::at([(0x1010, 8), (0x1000, 4), (0x1004, 1), (0x1010, 2)]);
         let touched = |gpa, len| -> Vec<(u64, usize)> {
             let touched = table.touched(Gpa(gpa), len);
             touched.map(|watch| (watch.gpa.0, watch.len)).collect()
@@ -124,7 +135,7 @@ mod tests {
 
     #[test]
     fn each_page_with_a_watchpoint_is_protected() {
-        let table = table(&[(0x1ff8, 8), (0x1000, 4), (0x5008, 8)]);
+        let table = WatchTable::at([(0x1ff8, 8), (0x1000, 4), (0x5008, 8)]);
         assert_eq!(table.pages(), &[Gpa(0x1000), Gpa(0x5000)].into());
         assert!(table.protects(Gpa(0x1abc)) && !table.protects(Gpa(0x2000)));
         assert_eq!(table.on_page(Gpa(0x1000)).count(), 2);

@@ -1,4 +1,4 @@
-//! The instruction that writes to watched bytes: its address and its name.
+//! The origin of a write to watched bytes: its address and its name.
 
 use std::sync::Arc;
 
@@ -7,21 +7,27 @@ use introspect::insn::boundaries;
 use introspect::{PagingState, read_virt};
 
 use crate::engine::watch::Watches;
+use crate::engine::watch::memory::Origin;
 use crate::kernel::MAX_FUNCTION_BYTES;
 
-/// The instruction of a write.
+/// The origin of a write, for an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Writer {
+    /// The instruction that writes, or that was interrupted.
     pub(crate) ip: Gva,
-    /// `symbol+0xoffset`, with the module; the address, without a symbol.
+    /// `symbol+0xoffset`, with the module; the address, without a symbol; `delivery of vector 0x…`.
     pub(crate) symbol: Arc<str>,
 }
 
 impl Watches {
-    /// The instruction at `ip`. An instruction in a detour or a copy stands for the original instruction.
-    pub(crate) fn writer(&self, ip: Gva) -> Writer {
-        let ip = self.original(ip).unwrap_or(ip);
-        let symbol = self.kernel_symbol(ip).or_else(|| self.module_symbol(ip));
+    /// The address and the name of `origin`. An instruction in a detour or a copy stands for the original instruction.
+    pub(crate) fn writer(&self, origin: Origin) -> Writer {
+        let (Origin::Instruction(at) | Origin::Delivery { at, .. }) = origin;
+        let ip = self.original(at).unwrap_or(at);
+        let symbol = match origin {
+            Origin::Instruction(_) => self.kernel_symbol(ip).or_else(|| self.module_symbol(ip)),
+            Origin::Delivery { vector, .. } => Some(format!("delivery of vector {vector:#x}")),
+        };
         Writer {
             ip,
             symbol: symbol.unwrap_or_else(|| ip.to_string()).into(),

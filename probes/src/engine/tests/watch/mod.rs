@@ -1,15 +1,19 @@
 //! Writes of the guest to watched data.
 
-use std::sync::atomic::Ordering;
+mod stepped;
+
+use std::sync::Arc;
 
 use address::{Gpa, Gva};
-use events::{DataWrite, ProbeState};
+use events::{DataWrite, ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig};
-use text::Ran;
 use text::testing::FakeVcpu;
+use text::{GuestError, Ran, To};
 
-use super::{LARGE_PAGE, Rig, gpa, vcpu};
+use super::{Rig, gpa, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::watch::table::{Watch, WatchTable};
+use crate::registry::{Missed, Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// `lock xadd [rdi], rax`
@@ -18,8 +22,6 @@ const XADD: [u8; 5] = [0xf0, 0x48, 0x0f, 0xc1, 0x07];
 const MOV: [u8; 4] = [0x48, 0x89, 0x07, 0xc3];
 /// `movups [rdi], xmm0; ret`: for the hardware to execute.
 const MOVUPS: [u8; 4] = [0x0f, 0x11, 0x07, 0xc3];
-/// `int 0x30` gate: present, an interrupt gate of ring 0.
-const GATE: u64 = 0x8e << 40;
 const BEFORE: u64 = 5;
 
 /// The 64-bit code segment that makes the vCPU's instructions decodable.
@@ -55,6 +57,23 @@ impl Watched {
     fn exit(&self, vcpu: &mut FakeVcpu) -> HitOutcome {
         let writes = &self.rig.engine.protected_writes;
         writes.on_protected_write(vcpu, self.at).expect("handled")
+    }
+
+    /// Handles the vCPU's exit with the other vCPUs paused.
+    fn step(
+        &self,
+        vcpu: &mut FakeVcpu,
+        run: impl FnMut(&mut FakeVcpu, To<'_>) -> Result<Ran, GuestError>,
+    ) -> HitOutcome {
+        let writes = &self.rig.engine.protected_writes;
+        let stepped = writes.on_paused_protected_write(vcpu, &self.rig.paused, self.at, run);
+        stepped.expect("handled")
+    }
+
+    fn register(&self, probe: &str) {
+        let spec = probe.parse::<manifest::ProbeSpec>().expect("a probe");
+        let registered = self.rig.engine.register(&self.rig.paused, &[spec.into()]);
+        registered.expect("registered");
     }
 
     fn protected(&self) -> Vec<u64> {
@@ -143,56 +162,6 @@ fn write_that_kvm_has_emulated_is_made_and_attributed_to_the_instruction_before(
 }
 
 #[test]
-fn instruction_for_the_hardware_runs_alone_without_protection() {
-    let watched = watched(&MOVUPS, &["watch:counter:8"]);
-    let mut vcpu = watched.vcpu(watched.data, 0);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
-    let (rig, next) = (&watched.rig, watched.at.wrapping_add(3));
-    let writes = &rig.engine.protected_writes;
-    let stepped =
-        writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |vcpu, to| {
-            assert!(rig.paused.lifted.load(Ordering::Relaxed));
-            assert!(to.stops().contains(&next), "{to:?}");
-            // A second exit at a page that is not protected now has another reason.
-            let again = writes.on_protected_write(vcpu, watched.at);
-            assert_eq!(again.expect("looked at"), HitOutcome::NotOurs);
-            rig.memory.put(watched.data, &99_u64.to_le_bytes());
-            vcpu.regs.rip = next.0;
-            Ok(Ran::At(next))
-        });
-    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
-    assert!(!rig.paused.lifted.load(Ordering::Relaxed));
-    assert_eq!(watched.writes(), [(BEFORE, 99)]);
-    assert_eq!(rig.hits()[0].ip.0, watched.at.0);
-}
-
-#[test]
-fn interrupted_delivery_runs_to_the_first_instruction_of_the_handler() {
-    const VECTOR: u8 = 0x30;
-    const TABLE: u64 = 0x7000;
-    const HANDLER: u64 = 0x9000;
-    let watched = watched(&MOV, &["watch:counter:8"]);
-    let entry = (HANDLER & 0xffff) | 0x10 << 16 | GATE;
-    let at = TABLE + 16 * u64::from(VECTOR);
-    watched.rig.memory.put(at, &entry.to_le_bytes());
-    let mut vcpu = watched.vcpu(watched.data, 7);
-    vcpu.undelivered = Some(VECTOR);
-    (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (TABLE, 0xfff);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
-    let rig = &watched.rig;
-    let writes = &rig.engine.protected_writes;
-    let stepped = writes.on_paused_protected_write(&mut vcpu, &rig.paused, watched.at, |_, to| {
-        assert_eq!(to.stops(), [Gva(HANDLER)]);
-        assert_ne!(rig.byte(HANDLER), 0, "a stop");
-        rig.memory.put(watched.data, &1_u64.to_le_bytes());
-        Ok(Ran::At(Gva(HANDLER)))
-    });
-    assert_eq!(stepped.expect("handled"), HitOutcome::Resume);
-    assert_eq!(rig.byte(HANDLER), 0);
-    assert_eq!(watched.writes(), [(BEFORE, 1)]);
-}
-
-#[test]
 fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
     let watched = watched(&MOV, &["kprobe:writer", "watch:counter:8"]);
     let mut vcpu = watched.vcpu(watched.data, 8);
@@ -200,6 +169,51 @@ fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(watched.writes(), [(BEFORE, 8)]);
     assert_eq!((watched.counts(0).0, watched.counts(1).0), (1, 1));
+}
+
+/// Protects the page of the code, as if a watchpoint with the number 99 could be there.
+fn protect_code(watched: &Watched) {
+    let purpose = Purpose::Count;
+    let probe = Probe::new(ProbeId(99), "watch:_etext".into(), purpose, None, true);
+    let watch = Watch {
+        probe: Arc::new(probe),
+        at: watched.at,
+        gpa: Gpa(gpa(watched.at)),
+        len: 4,
+    };
+    let (rig, table) = (&watched.rig, WatchTable::new(vec![watch]));
+    let replaced = rig.engine.watches.replace(&rig.paused, table);
+    replaced.expect("armed");
+}
+
+#[test]
+fn emulated_write_to_a_page_with_plants_is_left_to_the_merge_and_missed() {
+    let watched = watched(&MOV, &["kprobe:writer"]);
+    protect_code(&watched);
+    let (rig, plant) = (&watched.rig, gpa(watched.at));
+    let planted = rig.byte(plant);
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    let watches = &rig.engine.watches;
+    let made = watches.guest_write(&mut vcpu, Gpa(plant), &[0x90]);
+    assert!(!made.expect("handled"));
+    assert_eq!(rig.byte(plant), planted);
+    let table = watches.table.load();
+    let counters = &table.watches()[0].probe.counters;
+    assert_eq!(counters.missed_for(Missed::Unprotected), 1);
+}
+
+#[test]
+fn plant_on_a_protected_page_is_refused() {
+    let watched = watched(&MOV, &[]);
+    protect_code(&watched);
+    watched.register("kprobe:writer");
+    let probe = watched.rig.probe(0);
+    assert_eq!(probe.state, ProbeState::Refused);
+    assert_eq!(
+        probe.reason.as_deref(),
+        Some("its page has watched data: remove the watchpoints of the page first")
+    );
+    assert_eq!(watched.rig.byte(gpa(watched.at)), MOV[0]);
 }
 
 #[test]
@@ -235,8 +249,10 @@ fn protection_ends_with_the_last_watchpoint() {
     assert_eq!(watched.protected(), page);
     rig.engine.set_armed(&rig.paused, false).expect("disarmed");
     assert!(watched.protected().is_empty());
+    // A vCPU that has exited before resumes, and exits again if its memory is not mapped.
     let mut vcpu = watched.vcpu(watched.data, 1);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
+    assert_eq!(watched.exit(&mut vcpu), HitOutcome::Resume);
+    assert_eq!(vcpu.regs.rip, watched.at.0);
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     assert_eq!(watched.protected(), page);
     let disabled = rig.engine.set_enabled(&rig.paused, ids[1], false);
@@ -260,8 +276,6 @@ fn refused_protection_registers_nothing() {
     rig.paused.requests.fail(0);
     assert_eq!(rig.states(), [ProbeState::Armed]);
     assert!(watched.protected().is_empty());
-    let mut vcpu = watched.vcpu(watched.data, 1);
-    assert_eq!(watched.exit(&mut vcpu), HitOutcome::NotOurs);
     rig.engine
         .register(&rig.paused, &[watch()])
         .expect("registered");
@@ -277,6 +291,3 @@ fn emulation_failure_of_another_instruction_is_not_ours() {
     assert_eq!(outcome.expect("looked at"), HitOutcome::NotOurs);
     assert_eq!(vcpu.regs.rip, watched.at.0);
 }
-
-/// The low mapping is writable, so the tests can write where the kernel's own mapping is read-only.
-const _: () = assert!(LARGE_PAGE & 2 != 0);
