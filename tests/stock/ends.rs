@@ -77,7 +77,7 @@ fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
     // On a busy host the kernel alone takes 20 s to boot.
     let ran = Boot::new(&stock, "getpids=100000 repeat=1000000")
         .probe("kprobe:__x64_sys_getpid")
-        .option("--timeout", "60s")
+        .option("--timeout", "40s")
         .unread()
         .run();
     let took = began.elapsed();
