@@ -1,7 +1,7 @@
 //! The guest's kernel, as known before the run: file, symbols, and the sites the kernel patches.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
@@ -93,7 +93,7 @@ impl Kernel {
     /// # Errors
     ///
     /// If the file is not an ELF kernel, or has no symbols.
-    pub fn from_vmlinux(vmlinux: &[u8]) -> Result<Self, KernelError> {
+    pub fn from_vmlinux(vmlinux: impl Into<Arc<[u8]>>) -> Result<Self, KernelError> {
         let image = KernelImage::parse(vmlinux)?;
         let symbols = kallsyms::from_image(&image)?;
         let sites = PatchSites::read(&image, &symbols);

@@ -110,7 +110,7 @@ fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
     let named = NamedKernel::read(file, image, &progress);
     progress.clear();
     let NamedKernel { path, vmlinux } = named?;
-    let kernel = match Kernel::from_vmlinux(&vmlinux) {
+    let kernel = match Kernel::from_vmlinux(&*vmlinux) {
         Ok(kernel) => kernel,
         Err(source) => return Err(TypesError::Contents { path, source }),
     };

@@ -44,7 +44,7 @@ impl Stock {
         let bytes = image.main_file().read().expect("the kernel is as fetched");
         let file = KernelFile::from_bytes(name, bytes).expect("a kernel");
         let vmlinux = file.vmlinux().expect("it unpacks");
-        let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
+        let kernel = Kernel::from_vmlinux(&*vmlinux).expect("it has symbols");
         Self {
             path: image.path(),
             modules: image.modules().expect("its modules"),

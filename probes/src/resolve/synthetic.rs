@@ -198,7 +198,7 @@ impl SyntheticKernel {
     }
 
     pub(crate) fn kernel(&self) -> Kernel {
-        Kernel::from_vmlinux(&self.elf()).expect("it is a kernel")
+        Kernel::from_vmlinux(self.elf()).expect("it is a kernel")
     }
 
     /// The ELF file.

@@ -26,7 +26,7 @@ pub(super) fn arming(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let path = overhead.stock.ok_or("no stock kernel")?.kernel;
     let file = KernelFile::open(path).map_err(chain)?;
     let vmlinux = file.vmlinux().map_err(chain)?;
-    let kernel = Kernel::from_vmlinux(&vmlinux).map_err(chain)?;
+    let kernel = Kernel::from_vmlinux(&*vmlinux).map_err(chain)?;
     NUMBERS
         .into_iter()
         .map(|number| arm(overhead, bench, &file, &vmlinux, &places(&kernel, number)?))
