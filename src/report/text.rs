@@ -169,14 +169,18 @@ impl Formatter {
             return;
         }
         for row in registers(regs) {
-            let row = row.map(|(name, value)| format!("{name:>6} {:#018x}", value.0));
+            let row = row.map(|(name, value)| match name {
+                // The upper half is reserved.
+                "rflags" => format!("{name} {:#010x}", value.0),
+                _ => format!("{name:>3} {:#018x}", value.0),
+            });
             line(
                 out,
                 format_args!(
                     "{}{:11}{}",
                     self.style.paint(Ink::Faint, self.prefix),
                     "",
-                    self.style.paint(Ink::Faint, row.concat()),
+                    self.style.paint(Ink::Faint, row.join(" ")),
                 ),
             );
         }
