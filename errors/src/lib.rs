@@ -1,4 +1,4 @@
-//! An error with its causes, as text.
+//! Error chains as text.
 
 use std::error::Error;
 use std::iter::successors;
@@ -8,7 +8,7 @@ pub fn causes(error: &dyn Error) -> impl Iterator<Item = &(dyn Error + 'static)>
     successors(error.source(), |&cause| cause.source())
 }
 
-/// An error with its causes, in one line.
+/// The text of `error`, then the text of each cause, in one line.
 #[must_use]
 pub fn chain<E: Error>(error: E) -> String {
     let mut text = error.to_string();
