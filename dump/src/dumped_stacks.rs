@@ -140,7 +140,7 @@ impl StackKernel for DumpedCode<'_> {
         TaskReader::new(layout, &self.kernel.memory, paging).detailed(at, &self.cgroups)
     }
 
-    fn displaced(&self, _: &PagingState, _: Gva) -> Option<Displaced> {
+    fn displaced(&self, _: Gva) -> Option<Displaced> {
         // The memory of detours lies behind RAM, and is not in the dump.
         None
     }

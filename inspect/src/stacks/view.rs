@@ -277,7 +277,7 @@ impl StackSource for StackView<'_> {
     }
 
     fn displaced(&self, at: Gva) -> Option<Displaced> {
-        let displaced = self.kernel.displaced(&self.paging, at)?;
+        let displaced = self.kernel.displaced(at)?;
         self.take(SEARCH_STEPS)?;
         Some(displaced)
     }
