@@ -139,7 +139,7 @@ impl StackKernel for Stacks {
     }
 
     fn tasks(&self) -> Option<TaskLayout> {
-        self.running.kernel.tasks()
+        self.running.kernel.tasks().copied()
     }
 
     fn task(&self, paging: &PagingState, at: Gva) -> Option<RunningTask> {

@@ -154,7 +154,10 @@ impl Hits {
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self.records.tell_hit(&mut hit, probe, *ip, arguments)?,
+                Purpose::Trace => {
+                    self.records
+                        .tell_hit(&mut hit, probe, *ip, arguments, None)?;
+                }
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
                     self.running.add_value(&mut hit, &mut arguments, aggregated);
@@ -266,7 +269,8 @@ impl Hits {
                 match &probe.purpose {
                     Purpose::Trace => {
                         let arguments = HitArguments::new(&probe, &self.reporter);
-                        self.records.tell_hit(&mut hit, &probe, ip, arguments)?;
+                        self.records
+                            .tell_hit(&mut hit, &probe, ip, arguments, None)?;
                     }
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;

@@ -1,7 +1,7 @@
 //! Filters and aggregates at a hit.
 
 use detour::register_value;
-use introspect::{PerCpu, read_virt};
+use introspect::PerCpu;
 use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
@@ -44,11 +44,13 @@ impl Seen<'_, '_, '_> {
     /// Reads a per-CPU variable. `None` if the variable's location is unknown, or the kernel has not booted far enough.
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
-        let state = self.hit.vcpu.system_state().ok()?;
-        let slide = self.running.slide().unwrap_or(0);
-        let at = variable.at(state.system.segments.gs.base, slide);
+        let state = self.hit.state().ok()?;
+        let running = self.running;
+        let slide = running.slide().unwrap_or(0);
+        let at = variable.at(state.registers.system.segments.gs.base, slide);
         let mut bytes = [0; BYTES];
-        read_virt(&self.running.planter, &state.paging, at, &mut bytes).ok()?;
+        // No plant is in a variable of the kernel.
+        state.walks.read(&*running.memory, at, &mut bytes).ok()?;
         Some(bytes)
     }
 }

@@ -201,9 +201,9 @@ impl Watches {
                     old: events::Hex(write.old),
                     new: events::Hex(write.new),
                 };
-                let write = (writer.symbol, write);
+                let write = Some((writer.symbol, write));
                 self.records
-                    .tell_write(&mut hit, probe, writer.ip, write, arguments)
+                    .tell_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
                 self.running.add_value(&mut hit, &mut arguments, aggregated);
