@@ -8,7 +8,6 @@
 
 pub(crate) mod lifted;
 pub(crate) mod memory;
-pub(crate) mod stepped;
 pub(crate) mod table;
 pub(crate) mod writer;
 
@@ -62,11 +61,11 @@ impl Watches {
     }
 
     /// Whether the guest can write to protected pages: a vCPU runs alone.
-    fn is_lifted(&self) -> bool {
+    pub(crate) fn is_lifted(&self) -> bool {
         self.lock().is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
         // Each change of the values is a single assignment.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +82,7 @@ impl Watches {
     }
 
     /// Emulates an instruction that has exited at a protected page.
-    fn pass_after_exit(
+    pub(crate) fn pass_after_exit(
         &self,
         vcpu: &mut dyn Vcpu,
         decoded: &Decoded,
@@ -178,7 +177,7 @@ impl Watches {
     }
 
     /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
-    fn report(
+    pub(crate) fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
