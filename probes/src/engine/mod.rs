@@ -31,6 +31,7 @@ mod optimise;
 mod plants;
 mod probe_list;
 mod program_stacks;
+mod programs;
 mod protected_writes;
 mod records;
 mod register;

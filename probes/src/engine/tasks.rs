@@ -11,6 +11,7 @@ use events::Task;
 use inspect::{CgroupPaths, RunningTask, TaskReader, until_zero};
 use introspect::btf::Slot;
 use introspect::{PagingState, TaskLayout, Walks};
+use manifest::program::TaskNumber;
 use text::{GuestError, GuestMemory, SystemState, Vcpu};
 
 use crate::engine::event_task::event_task;
@@ -43,6 +44,15 @@ impl Tasks {
         self.read_current(hit, ip, |reader, at| {
             let task = reader.detailed(at, &self.paths).map(event_task);
             Some(TaskAtHit { at, task })
+        })
+    }
+
+    /// A number of the task at a hit of the instruction `ip`.
+    pub(crate) fn number(&self, hit: &HitState, ip: Gva, number: TaskNumber) -> Option<u32> {
+        self.read_current(hit, ip, |reader, task| match number {
+            TaskNumber::User => reader.user(task),
+            TaskNumber::Process => Some(reader.numbers(task)?.process),
+            TaskNumber::Thread => Some(reader.numbers(task)?.thread),
         })
     }
 

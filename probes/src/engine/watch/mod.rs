@@ -25,6 +25,7 @@ use vmm::kvm_regs;
 use crate::engine::arm::edits::Change;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
@@ -40,6 +41,7 @@ pub(crate) struct Watches {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) table: ArcSwap<WatchTable>,
@@ -187,7 +189,7 @@ impl Watches {
         let probe = &write.watch.probe;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
         let mut arguments = HitArguments::new(probe, &self.reporter);
-        if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+        if !self.programs.accepts(&mut hit, probe, &mut arguments) {
             return Ok(());
         }
         probe.counters.count_hit();
@@ -205,7 +207,8 @@ impl Watches {
                     .tell_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
-                self.running.add_value(&mut hit, &mut arguments, aggregated);
+                self.programs
+                    .add_value(&mut hit, &mut arguments, aggregated);
                 Ok(())
             }
             // Handlers, injections and returns are refused at watchpoints.
