@@ -234,10 +234,9 @@ impl Kernel {
     /// The location of the task that a processor runs; `None` if the kernel's types and symbols do not reveal it. Computed at the first
     /// call.
     #[must_use]
-    pub fn tasks(&self) -> Option<TaskLayout> {
-        *self
-            .tasks
-            .get_or_init(|| TaskLayout::new(self.types().ok()?, &self.symbols))
+    pub fn tasks(&self) -> Option<&TaskLayout> {
+        let layout = || TaskLayout::new(self.types().ok()?, &self.symbols);
+        self.tasks.get_or_init(layout).as_ref()
     }
 
     /// The facts that decide whether a jump can replace a probe's plant. The first call computes them, which takes up to a second; do not

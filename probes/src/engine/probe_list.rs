@@ -13,6 +13,7 @@ use crate::arguments::ArgumentSource;
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::EngineAction;
 use crate::engine::interest::{Counted, Interest, interests};
+use crate::engine::programs::check_operands;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
@@ -60,12 +61,13 @@ impl ProbeList {
             stack,
         } in new
         {
-            if let EngineAction::Configured(Action::Aggregate(aggregate)) = action {
-                aggregate.fits(spec.kind).map_err(|error| ResolveError {
+            let kernel = &self.running.kernel;
+            check_operands(kernel, spec.kind, filter.as_ref(), action).map_err(|problem| {
+                ResolveError {
                     spec: spec.to_string(),
-                    problem: error.into(),
-                })?;
-            }
+                    problem,
+                }
+            })?;
             let is_handled = !matches!(action, EngineAction::Configured(_));
             if spec.kind == ProbeKind::Watch && is_handled {
                 return Err(ResolveError {

@@ -33,6 +33,8 @@ use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
+use crate::engine::programs::Programs;
+use crate::engine::protected_writes::ProtectedWrites;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -46,7 +48,6 @@ use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::watch::Watches;
-use crate::engine::watch::stepped::ProtectedWrites;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -83,6 +84,10 @@ impl Engine {
             found: Reached::default(),
             user_found: Reached::default(),
             paths: CgroupPaths::default(),
+        });
+        let programs = Arc::new(Programs {
+            running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
         });
         let stacks = Arc::new(Stacks {
             running: Arc::clone(&running),
@@ -181,6 +186,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             detour: Arc::clone(&detour),
             table: ArcSwap::default(),
@@ -209,8 +215,8 @@ impl Engine {
         });
         let returns = Arc::new(Returns {
             reporter: Arc::clone(&reporter),
-            running: Arc::clone(&running),
             plants: Arc::clone(&plants),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             following: Arc::clone(&following),
             return_sites: Arc::clone(&return_sites),
@@ -285,6 +291,7 @@ impl Engine {
             tasks: Arc::clone(&tasks),
             plants: Arc::clone(&plants),
             detour: Arc::clone(&detour),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             optimiser: Arc::clone(&optimiser),
             executor: Arc::clone(&executor),

@@ -23,6 +23,7 @@ use crate::engine::hits::outcome::{HitOutcome, Told};
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -45,6 +46,7 @@ pub(crate) struct Hits {
     pub(crate) tasks: Arc<Tasks>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) detour: Arc<Detour>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) optimiser: Arc<Optimiser>,
     pub(crate) executor: Arc<Executor>,
@@ -149,15 +151,19 @@ impl Hits {
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
             let mut arguments = HitArguments::new(probe, &self.reporter);
-            if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+            if !self.programs.accepts(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self.records.tell_hit(&mut hit, probe, *ip, arguments)?,
+                Purpose::Trace => {
+                    self.records
+                        .tell_hit(&mut hit, probe, *ip, arguments, None)?;
+                }
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
-                    self.running.add_value(&mut hit, &mut arguments, aggregated);
+                    self.programs
+                        .add_value(&mut hit, &mut arguments, aggregated);
                 }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
@@ -266,7 +272,8 @@ impl Hits {
                 match &probe.purpose {
                     Purpose::Trace => {
                         let arguments = HitArguments::new(&probe, &self.reporter);
-                        self.records.tell_hit(&mut hit, &probe, ip, arguments)?;
+                        self.records
+                            .tell_hit(&mut hit, &probe, ip, arguments, None)?;
                     }
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;

@@ -36,7 +36,7 @@ impl Readers {
         if self.must_execute_copy(plant) {
             return Ok(false);
         }
-        let state = hit.vcpu.system_state()?;
+        let state = hit.state()?.registers;
         let (to, from, len) = (Gva(hit.regs.rdi), Gva(hit.regs.rsi), hit.regs.rdx);
         if state.privilege != 0 || len == 0 || len > MAX_READ_BYTES {
             return Ok(false);

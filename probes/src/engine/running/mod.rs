@@ -7,7 +7,7 @@ pub(crate) mod boundaries;
 pub(crate) mod call_sites;
 pub(crate) mod loaded;
 pub(crate) mod located;
-pub(crate) mod programs;
+pub(crate) mod prepare;
 
 use std::sync::Arc;
 

@@ -17,6 +17,7 @@ mod readers;
 mod returns;
 mod syscalls;
 mod system;
+mod tasks;
 mod typed;
 mod watch;
 mod writes;

@@ -8,7 +8,6 @@
 
 pub(crate) mod lifted;
 pub(crate) mod memory;
-pub(crate) mod stepped;
 pub(crate) mod table;
 pub(crate) mod writer;
 
@@ -26,6 +25,7 @@ use vmm::kvm_regs;
 use crate::engine::arm::edits::Change;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
@@ -41,6 +41,7 @@ pub(crate) struct Watches {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) table: ArcSwap<WatchTable>,
@@ -62,11 +63,11 @@ impl Watches {
     }
 
     /// Whether the guest can write to protected pages: a vCPU runs alone.
-    fn is_lifted(&self) -> bool {
+    pub(crate) fn is_lifted(&self) -> bool {
         self.lock().is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
         // Each change of the values is a single assignment.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +84,7 @@ impl Watches {
     }
 
     /// Emulates an instruction that has exited at a protected page.
-    fn pass_after_exit(
+    pub(crate) fn pass_after_exit(
         &self,
         vcpu: &mut dyn Vcpu,
         decoded: &Decoded,
@@ -178,7 +179,7 @@ impl Watches {
     }
 
     /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
-    fn report(
+    pub(crate) fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
@@ -188,7 +189,7 @@ impl Watches {
         let probe = &write.watch.probe;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
         let mut arguments = HitArguments::new(probe, &self.reporter);
-        if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+        if !self.programs.accepts(&mut hit, probe, &mut arguments) {
             return Ok(());
         }
         probe.counters.count_hit();
@@ -201,12 +202,13 @@ impl Watches {
                     old: events::Hex(write.old),
                     new: events::Hex(write.new),
                 };
-                let write = (writer.symbol, write);
+                let write = Some((writer.symbol, write));
                 self.records
-                    .tell_write(&mut hit, probe, writer.ip, write, arguments)
+                    .tell_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
-                self.running.add_value(&mut hit, &mut arguments, aggregated);
+                self.programs
+                    .add_value(&mut hit, &mut arguments, aggregated);
                 Ok(())
             }
             // Handlers, injections and returns are refused at watchpoints.
