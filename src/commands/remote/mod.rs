@@ -32,4 +32,4 @@ pub(crate) use self::print::print;
 pub(crate) use self::probe::probe;
 pub(crate) use self::ps::ps;
 pub(crate) use self::top::top;
-pub(crate) use self::viewed::open_dump;
+pub(crate) use self::viewed::DumpFile;
