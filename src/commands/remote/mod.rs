@@ -16,6 +16,7 @@ mod places;
 mod print;
 mod probe;
 mod ps;
+mod refused_probes;
 mod top;
 mod viewed;
 mod words;

@@ -12,6 +12,7 @@ use super::debug_file::identity;
 use super::error::RemoteError;
 use super::list;
 use super::places::Places;
+use super::refused_probes::RefusedProbes;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
@@ -28,6 +29,14 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
             let specs = source_specs(args, &mut client)?;
             let added = client.add(&wanted(args, &specs))?;
             out.write_all(told(&added).as_bytes())?;
+            // The answer has the first probes only.
+            let all = match added.ids.len() > added.probes.len() {
+                true => client.probes()?,
+                false => added.probes.clone(),
+            };
+            if let Some(refused) = RefusedProbes::among(&added.ids, &all) {
+                return Err(refused.into());
+            }
         }
         ProbeCommand::List { run, json } => {
             show(&connect(run)?.probes()?, *json, &mut out)?;
