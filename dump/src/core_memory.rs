@@ -8,11 +8,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use address::Gpa;
+use address::{Gpa, PAGE_LEN};
 use introspect::{PhysMemory, Unreadable};
 
 use crate::core_error::DumpReadError;
-use crate::core_file::PAGE_BYTES;
 use crate::core_headers::LoadSegment;
 use crate::page_cache::PageCache;
 
@@ -88,8 +87,8 @@ impl CoreMemory {
 impl PhysMemory for CoreMemory {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         let page = gpa.page();
-        let start = usize::try_from(gpa.page_offset()).unwrap_or(PAGE_BYTES);
-        let is_in_page = start.saturating_add(buf.len()) <= PAGE_BYTES;
+        let start = usize::try_from(gpa.page_offset()).unwrap_or(PAGE_LEN);
+        let is_in_page = start.saturating_add(buf.len()) <= PAGE_LEN;
         if is_in_page
             && let Ok(bytes) = self
                 .cache
@@ -116,7 +115,7 @@ mod tests {
     fn memory() -> (tempfile::NamedTempFile, CoreMemory) {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         for number in 0..4 {
-            file.write_all(&[number; PAGE_BYTES]).expect("written");
+            file.write_all(&[number; PAGE_LEN]).expect("written");
         }
         let segment = |gpa, bytes, offset| LoadSegment {
             at: Gva(0),

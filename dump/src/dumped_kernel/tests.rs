@@ -1,11 +1,10 @@
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use inspect::expression::Printed;
 use inspect::stacks::StacksOf;
 use inspect::{Log, ModuleList, TaskList};
 use introspect::kallsyms::synthetic::TEXT;
 
 use super::*;
-use crate::core_file::PAGE_BYTES;
 use crate::synthetic::{BANNER, Machine, RUNNING, SLIDE, file, open, part};
 
 #[test]
@@ -123,7 +122,7 @@ fn missing_part_is_an_error_of_its_own() {
     );
     let error = refused(&|machine| {
         let text = machine.guest.kernel.text.as_mut().expect("text");
-        text.at = text.at.wrapping_add(PAGE_BYTES as u64);
+        text.at = text.at.wrapping_add(PAGE_BYTES);
     });
     assert!(
         matches!(error, OpenDumpError::OtherKernel { .. }),

@@ -1,6 +1,6 @@
 //! The mappings of a program.
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use introspect::Btf;
 use introspect::btf::Slot;
 
@@ -8,8 +8,6 @@ use super::maple::MapleLayout;
 use super::tree::TreeLayout;
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
-
-const PAGE_BYTES: u64 = 4096;
 
 /// A range of a program's address space (`vm_area_struct`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use events::{GuestMembers, GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Pointee, Shape, ValuePlace};
 use introspect::{Btf, Signature, Walks};
@@ -20,7 +20,6 @@ use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
 const MAX_STRING_BYTES: usize = 256;
-const PAGE_BYTES: u64 = 4096;
 /// Errors are the negative numbers from here on, as results and as pointers.
 const MAX_ERROR: i64 = 4095;
 /// The offset of the entry of a function that begins with [`ENDBR64`].

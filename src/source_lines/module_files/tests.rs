@@ -229,7 +229,7 @@ fn without_a_known_build_no_server_is_asked_and_the_error_says_why() {
     assert!(help.contains("kprobe:two_words@BUILDID:"), "{help}");
     assert_eq!(server.requests(), [] as [&str; 0]);
     let wanted = "kprobe:two_words@00112233445566778899:sub/m.c:3";
-    let text = chain(&opened_for(&mut files, wanted).expect_err("no file"));
+    let text = chain(opened_for(&mut files, wanted).expect_err("no file"));
     assert!(text.contains(&server.address), "{text}");
     let process = MayFetch::No;
     let spec: manifest::ProbeSpec = wanted.parse().expect("a probe");

@@ -13,7 +13,7 @@ pub(crate) mod relocate;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{Detour, LeftAt};
 use text::{GuestError, PlantByte, Vcpu};
 
@@ -32,8 +32,6 @@ use crate::engine::tasks::Tasks;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
 use crate::registry::{Milestone, Missed, Purpose};
-
-const PAGE_BYTES: u64 = 4096;
 
 /// The opcode of `outs` with bytes, which ends the instruction.
 const OUTSB: u8 = 0x6e;
