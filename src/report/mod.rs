@@ -16,6 +16,7 @@ mod frame_lines;
 mod json;
 mod lines;
 mod module_lines;
+mod module_opener;
 mod printable;
 mod progress;
 mod sink;
