@@ -93,6 +93,8 @@ pub(crate) struct Boot<'a> {
     options: Vec<&'a str>,
     modules: &'a [&'a str],
     host_files: Vec<PathBuf>,
+    /// Variables of the command's environment.
+    variables: Vec<(&'a str, String)>,
     /// `[[expect]]` sections of the manifest.
     expectations: &'a str,
     /// The file for the console; `None` for a readable file in the test's folder.
@@ -114,6 +116,7 @@ impl<'a> Boot<'a> {
             options: Vec::new(),
             modules: &[],
             host_files: Vec::new(),
+            variables: Vec::new(),
             expectations: "",
             console: None,
             unread: false,
@@ -165,6 +168,12 @@ impl<'a> Boot<'a> {
     /// Puts a file of this machine into the initramfs, at the same path.
     pub(crate) fn host_file(mut self, path: &Path) -> Self {
         self.host_files.push(path.to_owned());
+        self
+    }
+
+    /// The command's environment has the variable `name`.
+    pub(crate) fn variable(mut self, name: &'a str, value: String) -> Self {
+        self.variables.push((name, value));
         self
     }
 
@@ -273,6 +282,7 @@ impl<'a> Boot<'a> {
                     .flatten(),
             )
             .current_dir(files.path())
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
             .stdin(Stdio::null())
             .stdout(if self.unread {

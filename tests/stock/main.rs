@@ -18,6 +18,7 @@ mod judged;
 mod kaslr;
 mod many;
 mod module_lines;
+mod module_reload;
 mod module_tracepoints;
 mod module_types;
 mod modules;

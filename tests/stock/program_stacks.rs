@@ -127,6 +127,53 @@ fn check(image: &str) {
     assert_eq!((asleep.len(), asleep[1]), (2, 1), "{image}");
 }
 
+/// The stack of the program that never calls the kernel, while a vCPU of the paused guest is in the program.
+fn pause_in_program(client: &mut Client) -> ListedStack {
+    for _ in 0..LOOKS {
+        client.command("pause").expect("paused");
+        let stacks = client.stacks(StacksOf::Vcpus).expect("stacks").stacks;
+        if let Some(listed) = stacks.into_iter().find(|listed| listed.user_mode) {
+            return listed;
+        }
+        client.command("resume").expect("resumed");
+    }
+    panic!("no vCPU is in a program");
+}
+
+#[test]
+fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
+    let stock = Stock::fetch("debian-6.1");
+    let mut running = Boot::with_calls(&stock).option("--control", SOCKET).start();
+    running.wait_for_console(MADE);
+    running.wait_for_console("calls 1 ");
+    let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
+    let calls = calls(&console);
+    let mut client = client(&running);
+    let live = pause_in_program(&mut client);
+    let core = running.folder().join("core");
+    let hyprobe = |args: &[&str], source: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hyprobe"));
+        let output = command.args(args).arg(source).output().expect("started");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {errors}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let socket = running.folder().join(SOCKET);
+    let file = core.to_str().expect("UTF-8");
+    hyprobe(&["dump", file, "--pause-limit", "5m", "--socket"], &socket);
+    let dumped = hyprobe(&["bt", "--json", "--dump"], &core);
+    let dumped = dumped.lines().map(|line| {
+        serde_json::from_str::<ListedStack>(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    });
+    let dumped = dumped.filter(|listed| listed.vcpu == live.vcpu);
+    assert_eq!(dumped.collect::<Vec<_>>(), std::slice::from_ref(&live));
+    let pid = live.task.as_ref().expect("a task").pid;
+    assert_eq!(returns(program(&live)), calls[&pid], "{live:#?}");
+    client.command("resume").expect("resumed");
+    client.command("stop").expect("stopped");
+    running.finish();
+}
+
 /// The files that the loader maps for `program` on this machine.
 fn libraries(program: &str) -> Vec<PathBuf> {
     let listed = Command::new("ldd").arg(program).output().expect("ldd");
