@@ -127,18 +127,16 @@ impl ModuleFileError {
                 ..
             } => {
                 let install = package.as_ref();
-                let install = install.map(|package| format!("install Debian's {package}, "));
-                let install = install.unwrap_or_default();
+                let install = install.map(|package| format!("install Debian's {package}"));
                 let name = module.split('@').next().unwrap_or_default();
-                let by_id = match fetch.as_deref() {
-                    Some(FetchModuleError::UnknownBuild) => format!(
-                        "write the whole build-id (`kprobe:{name}@BUILDID:…`), add the probe when the guest has loaded the module, "
-                    ),
-                    _ => String::new(),
-                };
-                Some(format!(
-                    "{install}{by_id}or give the module's file of this build: --debug-info FILE.ko"
-                ))
+                let by_id = matches!(fetch.as_deref(), Some(FetchModuleError::UnknownBuild));
+                let by_id = by_id.then(|| {
+                    format!("write the whole build-id (`kprobe:{name}@BUILDID:…`), or add the probe when the guest has loaded the module")
+                });
+                let named = "give the module's file of this build: --debug-info FILE.ko";
+                let ways = [install, by_id, Some(named.to_owned())];
+                let ways: Vec<String> = ways.into_iter().flatten().collect();
+                Some(ways.join(", or "))
             }
             Self::Unusable { module, .. } => Some(format!(
                 "replace the file, or give the module's file of this build: --debug-info {module}.ko"

@@ -21,18 +21,13 @@ use tempfile::TempDir;
 /// A note with a build-id, as a linker writes it.
 const NOTE: &[u8] = b"\x04\0\0\0\x02\0\0\0\x03\0\0\0GNU\0\xab\xcd\0\0";
 const PATH: &str = "/buildid/abcd/debuginfo";
-/// A place that only debug information has, and one in a module whose build-id is written.
+/// A place that only debug information has.
 const OF_KERNEL: &str = "[[probe]]\nat = 'kprobe:check:inlined'\n";
-const OF_MODULE: &str =
-    "[[probe]]\nat = 'kprobe:m@00112233445566778899aabbccddeeff00112233:m.c:1'\n";
-const MODULE_PATH: &str = "/buildid/00112233445566778899aabbccddeeff00112233/debuginfo";
 
 /// The answer to a request.
 #[derive(Clone, Debug)]
 enum Answer {
     File(Arc<Vec<u8>>),
-    /// More bytes than any limit.
-    Endless,
     /// The path on this server, or an address.
     Redirect(String),
     /// The first bytes, and silence.
@@ -49,13 +44,6 @@ impl Answer {
             Self::File(bytes) => {
                 head("200 OK", &format!("Content-Length: {}\r\n", bytes.len()))?;
                 to.write_all(bytes)
-            }
-            Self::Endless => {
-                head("200 OK", "")?;
-                let piece = vec![7; 1 << 20];
-                loop {
-                    to.write_all(&piece)?;
-                }
             }
             Self::Redirect(target) => head(
                 "302 Found",
@@ -279,17 +267,6 @@ fn redirect_to_another_scheme_or_without_end_is_refused() {
         );
         assert!(!fixture.is_cached(), "{target}");
     }
-}
-
-#[test]
-fn file_of_a_module_larger_than_the_limit_ends_the_download() {
-    let fixture = Fixture::new(OF_MODULE);
-    let server = Server::start(vec![(MODULE_PATH, Answer::Endless)]);
-    let checked = fixture.check(&server.address, &fixture.trust(&server));
-    assert_eq!(checked.code, Some(2), "{checked:?}");
-    let limit = "the file has more than 268435456 bytes";
-    assert!(checked.text.contains(limit), "{checked:?}");
-    assert!(!fixture.is_cached());
 }
 
 #[test]
