@@ -127,7 +127,11 @@ $b poweroff -f
     client.command("resume").expect("resumed");
     let ran = running.finish();
     ran.assert_well();
-    assert!(ran.console.contains("all loads are done"), "{}", ran.told());
+    assert!(
+        ran.console.contains("all loads are done"),
+        "{}",
+        ran.report()
+    );
     let summary = ran.summary();
     let of_own = probe(&summary, &in_own);
     assert_eq!(

@@ -71,7 +71,7 @@ fn check(image: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_script(&stock, SCRIPT).expecting(PROBES);
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
@@ -79,7 +79,7 @@ fn check(image: &str) {
         panic!("{:#?}", summary.probes);
     };
     let hits = [root, user, neither].map(|probe| i64::try_from(probe.hits).expect("few"));
-    assert_eq!(hits, [CALLS_OF_ROOT, CALLS_OF_USER, 0], "{}", ran.told());
+    assert_eq!(hits, [CALLS_OF_ROOT, CALLS_OF_USER, 0], "{}", ran.report());
     let calls = u64::try_from(CALLS_OF_ROOT + CALLS_OF_USER).expect("few");
     let of_users = (calls, Some(USER * CALLS_OF_USER));
     assert_eq!(result(users), of_users);

@@ -63,7 +63,7 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
         return Interests::default();
     }
     let follows = match &probe.purpose {
-        Purpose::Milestone(_) => return Interests::default(),
+        Purpose::KernelEvent(_) => return Interests::default(),
         Purpose::Return(purpose) => Some(purpose),
         _ => None,
     };

@@ -54,7 +54,7 @@ impl Reporter {
         }));
     }
 
-    pub(crate) fn tell_hit_at(
+    pub(crate) fn emit_hit_at(
         &self,
         ts_ns: u64,
         probe: &Probe,
@@ -93,7 +93,7 @@ impl Reporter {
         }));
     }
 
-    pub(crate) fn tell_return_at(
+    pub(crate) fn emit_return_at(
         &self,
         ts_ns: u64,
         call: &Instance,

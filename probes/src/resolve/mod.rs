@@ -39,7 +39,7 @@ pub use functions::{FunctionVerdict, functions};
 pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
 pub(crate) use place::ENDBR64;
-pub use place::{Place, Refusal, Via, When};
+pub use place::{Place, PlantTime, Refusal, Via};
 pub use watch_problem::WatchProblem;
 
 /// The most probes that a glob expands to.

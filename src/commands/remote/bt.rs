@@ -3,7 +3,7 @@
 use control::StacksOf;
 use control::api::ListedStack;
 
-use super::debug_file::{frame_lines, tell_notes};
+use super::debug_file::{frame_lines, print_notes};
 use super::error::RemoteError;
 use super::objects::print;
 use super::viewed::Viewed;
@@ -31,7 +31,7 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
             .iter_mut()
             .for_each(|listed| lines.stack(&mut listed.stack));
         progress.clear();
-        tell_notes(lines);
+        print_notes(lines);
     }
     print(&stacks, args.view.json, || text(&stacks))?;
     Ok(Exit::Done)

@@ -30,7 +30,7 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
             let mut client = connect(&args.run)?;
             let specs = source_specs(args, &mut client)?;
             let added = client.add(&wanted(args, &specs))?;
-            out.write_all(told(&added).as_bytes())?;
+            out.write_all(added_in_words(&added).as_bytes())?;
             // The answer has the first probes only.
             let all = match added.ids.len() > added.probes.len() {
                 true => client.probes()?,
@@ -154,7 +154,7 @@ fn loaded_builds(client: &mut Client) -> KnownBuilds {
     KnownBuilds::Loaded(builds.collect())
 }
 
-fn told(added: &Added) -> String {
+fn added_in_words(added: &Added) -> String {
     let mut text: String = added.probes.iter().map(line).collect();
     let more = added.ids.len() - added.ids.len().min(added.probes.len());
     if more > 0 {

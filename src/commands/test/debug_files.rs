@@ -14,8 +14,8 @@ use crate::source_lines::{
 };
 
 /// Fetches the missing debug files of the kernels, and of the modules with probes, into the cache of debuginfod, if the environment names servers.
-/// `show` gets the progress, and `tell` the reasons for files that are still missing: the cases then end with an error of their own.
-pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), tell: &dyn Fn(String)) {
+/// `show` gets the progress, and `print_note` the reasons for files that are still missing: the cases then end with an error of their own.
+pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), print_note: &dyn Fn(String)) {
     if Debuginfod::from_env().is_none() {
         return;
     }
@@ -26,19 +26,19 @@ pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), tell: &dyn Fn(String)) 
             continue;
         }
         for why in wanted.fetch(case, show) {
-            tell(printable(&why).into_owned());
+            print_note(printable(&why).into_owned());
         }
     }
 }
 
 /// Starts the process that fetches the files of modules in stacks, if a case has source lines.
-pub(super) fn start_process(jobs: &mut [Job], tell: &dyn Fn(String)) {
+pub(super) fn start_process(jobs: &mut [Job], print_note: &dyn Fn(String)) {
     let has_lines = |case: &Case| {
         let (config, expectations) = (&case.plan.config, &case.plan.expectations);
         !case.debug_info.is_empty() || needy(config, expectations).is_some()
     };
     if jobs.iter().any(|job| has_lines(&job.case)) {
-        let process = FetchProcess::start(tell);
+        let process = FetchProcess::start(print_note);
         for Job { case, .. } in jobs {
             case.fetches.clone_from(&process);
         }

@@ -204,7 +204,7 @@ impl Watches {
                 };
                 let write = Some((writer.symbol, write));
                 self.records
-                    .tell_hit(&mut hit, probe, writer.ip, arguments, write)
+                    .emit_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
                 self.programs

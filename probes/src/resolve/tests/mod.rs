@@ -11,8 +11,8 @@ use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
 use super::{
-    PATTERN_HELP, Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions,
-    resolve,
+    PATTERN_HELP, Place, PlantTime, Refusal, ResolveError, ResolveProblem, Resolved, Via,
+    functions, resolve,
 };
 use crate::{ArgumentSource, Kernel};
 

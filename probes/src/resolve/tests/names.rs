@@ -108,7 +108,7 @@ fn a_match_that_cannot_be_probed_is_refused_by_itself() {
 }
 
 #[test]
-fn a_kernel_that_does_not_describe_its_modules_says_so() {
+fn kernel_without_module_symbols_is_refused_with_the_reason() {
     let mut kernel = SyntheticKernel::new();
     kernel.function("plain", &PLAIN);
     let error = problem(&kernel.kernel(), "kprobe:ext4:plain");
