@@ -19,7 +19,7 @@ use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
-const MAX_STRING_BYTES: usize = 256;
+pub(crate) const MAX_STRING_BYTES: usize = 256;
 const PAGE_BYTES: u64 = 4096;
 /// Errors are the negative numbers from here on, as results and as pointers.
 const MAX_ERROR: i64 = 4095;
