@@ -29,7 +29,7 @@ const BEHIND_ENDBR: &str = "0x4";
 const AT_FDCWD: i64 = -100;
 
 /// Whether hits or returns of a probe with `purpose` show types.
-fn shows_types(purpose: &Purpose) -> bool {
+pub(crate) fn shows_types(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Trace => true,
         Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),

@@ -6,8 +6,10 @@ use address::Gva;
 use events::{GuestMembers, GuestString, Hex, Hit};
 use introspect::btf::synthetic::Blob;
 use introspect::{Btf, Signature};
+use manifest::{Action, ProbeConfig, ProbeSpec};
 
-use super::{DATA, MEMORY_BYTES, PLAIN, Rig, one, vcpu};
+use super::{DATA, MEMORY_BYTES, PLAIN, Rig, UNTYPED, one, vcpu};
+use crate::engine::engine_action::EngineAction;
 use crate::engine::typed::MAX_STRING_BYTES;
 use crate::resolve::synthetic::SyntheticKernel;
 
@@ -138,4 +140,40 @@ fn string_without_memory_shows_the_address_of_the_fault() {
     ];
     let expected = expected.map(|(at, text)| (GuestString::Fault(Hex(at)), text.to_owned()));
     assert_eq!(shown, expected);
+}
+
+/// A later probe of the function `f`.
+fn configured(action: EngineAction) -> ProbeConfig<EngineAction> {
+    let at: ProbeSpec = "kprobe:f".parse().expect("a probe");
+    ProbeConfig::from(at).with_action(action)
+}
+
+#[test]
+fn kernel_without_types_is_noted_once() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:f", "kretprobe:f"]);
+    let later = EngineAction::Configured(Action::default());
+    let added = rig.engine.probes.resolve_all(&[configured(later)], None);
+    assert!(added.is_ok(), "{added:?}");
+    let notes = rig.all_notes();
+    let [note] = &notes[..] else {
+        panic!("{notes:?}")
+    };
+    let why = "the kernel has no BTF: built without CONFIG_DEBUG_INFO_BTF";
+    assert_eq!(
+        (&note.probe, &*note.text),
+        (&None, &*format!("{UNTYPED}{why}"))
+    );
+}
+
+#[test]
+fn kernel_without_types_is_not_noted_for_counts() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    let counted = configured(EngineAction::Configured(Action::Count));
+    let added = rig.engine.probes.resolve_all(&[counted], None);
+    assert_eq!(
+        (added.expect("a probe").len(), rig.all_notes().len()),
+        (1, 0)
+    );
 }
