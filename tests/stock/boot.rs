@@ -155,11 +155,11 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// Programs print the addresses they return to.
-    pub(crate) fn with_calls(stock: &'a Stock) -> Self {
+    /// Programs print the addresses they return to; `parameters` are the kernel's.
+    pub(crate) fn with_calls(stock: &'a Stock, parameters: &'a str) -> Self {
         Self {
             init: Init::Calls,
-            ..Self::new(stock, "")
+            ..Self::new(stock, parameters)
         }
     }
 
