@@ -34,6 +34,11 @@ const CALLS: Source = Source {
     text: include_str!("../workload/calls.c"),
 };
 
+const THREADS: Source = Source {
+    name: "threads.c",
+    text: include_str!("../workload/threads.c"),
+};
+
 /// Headers for all inits.
 pub(crate) const HEADERS: [Source; 10] = [
     Source {
@@ -146,6 +151,15 @@ pub fn build_calls(out_dir: &Path) -> Result<PathBuf, BuildError> {
     let rules = ["-fasynchronous-unwind-tables", "-Wl,--eh-frame-hdr"];
     let flags: Vec<&str> = FLAGS.into_iter().chain(rules).collect();
     compile(out_dir, "calls", &sources(CALLS), &flags)
+}
+
+/// Compiles a program of two threads that sleep until the end into `out_dir/threads`. The second thread has the name `second`.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_threads(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "threads", THREADS)
 }
 
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
@@ -269,7 +283,7 @@ mod tests {
     #[test]
     fn the_other_inits_compile() {
         let dir = tempfile::tempdir().expect("tempdir");
-        for build in [build_kprobes, build_overhead, build_ground] {
+        for build in [build_kprobes, build_overhead, build_ground, build_threads] {
             assert!(build(dir.path()).expect("build").exists());
         }
     }

@@ -11,6 +11,7 @@
 //! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
 mod code_lines;
+mod edge;
 mod error;
 mod frame_lines;
 mod json;

@@ -10,6 +10,7 @@ use probes::Kernel;
 use tempfile::TempDir;
 use vmm::boot::KernelFile;
 
+use crate::schema::assert_lines_match;
 use crate::turns::Turn;
 
 /// Messages that a healthy guest never prints on the console.
@@ -157,11 +158,11 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// Programs print the addresses they return to.
-    pub(crate) fn with_calls(stock: &'a Stock) -> Self {
+    /// Programs print the addresses they return to; `parameters` are the kernel's.
+    pub(crate) fn with_calls(stock: &'a Stock, parameters: &'a str) -> Self {
         Self {
             init: Init::Calls,
-            ..Self::new(stock, "")
+            ..Self::new(stock, parameters)
         }
     }
 
@@ -367,10 +368,12 @@ impl Running {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it goes on");
     }
 
-    /// Waits for the command's end.
+    /// Waits for the command's end. Panics at an event that the published schema does not describe.
     pub(crate) fn finish(mut self) -> Ran {
         let child = self.child.take().expect("its end was not waited for");
-        self.left_by(child)
+        let ran = self.left_by(child);
+        assert_lines_match(&ran.events);
+        ran
     }
 
     fn left_by(&self, child: Child) -> Ran {

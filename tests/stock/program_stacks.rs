@@ -17,6 +17,9 @@ const SLEEP: &str = "/bin/sleep";
 const SCRIPT: &str = "#!/bin/busybox sh\n/bin/sleep 100000 &\n/bin/busybox sleep 5\necho asleep now\nwhile :; do :; done\n";
 /// The programs that sleep call this.
 const ASLEEP: &str = "[[probe]]\nat = \"syscall:pause\"\nstack = true\n";
+/// The parameter of a kernel that gives programs page tables without the kernel, and its log's line about them.
+const ISOLATED: &str = "pti=on";
+const IS_ISOLATED: &str = "page tables isolation: enabled";
 /// The looks for a vCPU in a program: it may be in the kernel for a moment.
 const LOOKS: usize = 50;
 
@@ -63,9 +66,9 @@ fn stack_of(client: &mut Client, tid: i32) -> ListedStack {
     stacks.pop().expect("a stack")
 }
 
-fn check(image: &str) {
+fn check(image: &str, parameters: &str) {
     let stock = Stock::fetch(image);
-    let boot = Boot::with_calls(&stock).option("--control", SOCKET);
+    let boot = Boot::with_calls(&stock, parameters).option("--control", SOCKET);
     let boot = boot.expecting(ASLEEP);
     let mut running = boot.start();
     running.wait_for_console(MADE);
@@ -110,6 +113,11 @@ fn check(image: &str) {
     }
     seen.sort_unstable();
     assert_eq!(seen, ["asleep", "awake", "in a handler"]);
+    let records = client.log().expect("a log").records;
+    let is_isolated = records
+        .iter()
+        .any(|record| record.text.contains(IS_ISOLATED));
+    assert_eq!(is_isolated, parameters == ISOLATED, "{image}");
     // A thread of the kernel has no program.
     assert_eq!(stack_of(&mut client, 2).program_stack, None);
     client.command("stop").expect("stopped");
@@ -216,22 +224,22 @@ fn check_library(image: &str) {
 
 #[test]
 fn program_stacks_of_debian_5_10_are_those_of_the_calls() {
-    check("debian-5.10");
+    check("debian-5.10", "");
 }
 
 #[test]
 fn program_stacks_of_debian_6_1_are_those_of_the_calls() {
-    check("debian-6.1");
+    check("debian-6.1", ISOLATED);
 }
 
 #[test]
 fn program_stacks_of_debian_6_12_are_those_of_the_calls() {
-    check("debian-6.12");
+    check("debian-6.12", "");
 }
 
 #[test]
 fn program_stacks_of_debian_sid_are_those_of_the_calls() {
-    check("debian-sid");
+    check("debian-sid", "");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The registered probes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use arc_swap::ArcSwap;
 use errors::chain;
@@ -17,7 +17,7 @@ use crate::engine::programs::check_operands;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::engine::typed::signature_for;
+use crate::engine::typed::{shows_types, signature_for};
 use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
@@ -40,6 +40,8 @@ pub(crate) struct ProbeList {
     pub(crate) next_id: AtomicU64,
     /// The knob: off removes every plant, and keeps each probe's own switch.
     pub(crate) armed: AtomicBool,
+    /// The note that the kernel has no types.
+    pub(crate) untyped: Once,
 }
 
 impl ProbeList {
@@ -152,7 +154,22 @@ impl ProbeList {
                 probes.push(Arc::new(probe));
             }
         }
+        self.note_missing_types(&probes);
         Ok(probes)
+    }
+
+    /// Notes once that the kernel has no types, if one of `probes` would show them.
+    fn note_missing_types(&self, probes: &[Arc<Probe>]) {
+        if !probes.iter().any(|probe| shows_types(&probe.purpose)) {
+            return;
+        }
+        if let Err(error) = self.running.kernel.types() {
+            self.untyped.call_once(|| {
+                let why = chain(error);
+                let text = format!("events show neither typed arguments nor tasks: {why}");
+                self.reporter.note(None, text);
+            });
+        }
     }
 
     pub(crate) fn refuse(&self, probe: &Probe, reason: String) {

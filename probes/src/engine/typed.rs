@@ -19,7 +19,7 @@ use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
-const MAX_STRING_BYTES: usize = 256;
+pub(crate) const MAX_STRING_BYTES: usize = 256;
 /// Errors are the negative numbers from here on, as results and as pointers.
 const MAX_ERROR: i64 = 4095;
 /// The offset of the entry of a function that begins with [`ENDBR64`].
@@ -28,7 +28,7 @@ const BEHIND_ENDBR: &str = "0x4";
 const AT_FDCWD: i64 = -100;
 
 /// Whether hits or returns of a probe with `purpose` show types.
-fn shows_types(purpose: &Purpose) -> bool {
+pub(crate) fn shows_types(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Trace => true,
         Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),

@@ -2,7 +2,7 @@
 //! part that was made earlier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use detour::Detour;
@@ -110,6 +110,7 @@ impl Engine {
             counted: Counted::default(),
             next_id: AtomicU64::new(1),
             armed: AtomicBool::new(true),
+            untyped: Once::new(),
         });
         let following = Arc::new(Following {
             reporter: Arc::clone(&reporter),
