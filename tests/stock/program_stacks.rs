@@ -151,7 +151,9 @@ fn pause_in_program(client: &mut Client) -> ListedStack {
 #[test]
 fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
     let stock = Stock::fetch("debian-6.1");
-    let mut running = Boot::with_calls(&stock).option("--control", SOCKET).start();
+    let mut running = Boot::with_calls(&stock, "")
+        .option("--control", SOCKET)
+        .start();
     running.wait_for_console(MADE);
     running.wait_for_console("calls 1 ");
     let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");

@@ -67,7 +67,7 @@ fn return_has_the_stack_of_the_callers_in_debian_6_1() {
     let stock = Stock::fetch("debian-6.1");
     let parameters = format!("opens={OPENS}");
     let ran = Boot::new(&stock, &parameters).expecting(WITH_STACKS).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     assert_eq!(ran.summary().guest.end, GuestEnd::Poweroff);
     let tid = |task: &Option<events::Task>| task.as_ref().map(|task| task.tid);
@@ -97,5 +97,5 @@ fn return_has_the_stack_of_the_callers_in_debian_6_1() {
         );
         compared += 1;
     }
-    assert!(compared >= OPENS, "{compared}: {}", ran.told());
+    assert!(compared >= OPENS, "{compared}: {}", ran.report());
 }

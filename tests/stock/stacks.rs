@@ -330,9 +330,13 @@ fn check(image: &str, sample: Sample) {
         unequal.first()
     );
     // The guest's buffer has not all hits in each run: in 6.12, 2 of 350 were missing in a run, and none in another.
-    assert!(100 * skipped.len() <= stacks, "{skipped:?}\n{}", ran.told());
-    assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.told());
-    assert!(in_interrupts > 0, "{}", ran.told());
+    assert!(
+        100 * skipped.len() <= stacks,
+        "{skipped:?}\n{}",
+        ran.report()
+    );
+    assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.report());
+    assert!(in_interrupts > 0, "{}", ran.report());
 }
 
 fn check_module_and_tracer(image: &str) {

@@ -133,9 +133,9 @@ fn string_without_memory_shows_the_address_of_the_fault() {
     // The second string goes on where no memory is mapped.
     let end = MEMORY_BYTES as u64;
     rig.memory.put(end - 8, &[b'a'; 8]);
-    let shown = shown(&rig, at, &[NOWHERE, end - 8]);
+    let shown = shown(&rig, at, &[NOT_MAPPED, end - 8]);
     let expected = [
-        (NOWHERE, "text=<fault 0x7fff0000>"),
+        (NOT_MAPPED, "text=<fault 0x7fff0000>"),
         (end, "text=<fault 0x200000>"),
     ];
     let expected = expected.map(|(at, text)| (GuestString::Fault(Hex(at)), text.to_owned()));
