@@ -14,7 +14,7 @@ pub struct Processor {
 /// Offsets in the kernel's description of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskFields {
-    /// The thread's number and, [`PROCESS_BYTES`] behind it, the process's; 4 bytes each.
+    /// The thread's number and, 4 bytes behind it, the process's; each has 4 bytes.
     pub numbers: i32,
     /// The name, [`NAME_BYTES`] bytes.
     pub comm: i32,

@@ -74,7 +74,7 @@ impl ModuleLines {
         std::mem::take(&mut self.notes)
     }
 
-    /// The debug information of `module`; `None` if there is none, or not yet.
+    /// The debug information of `module`; `None` without a file, or before it is open.
     pub(super) fn of(&mut self, module: &ModuleId) -> Option<&mut CodeLines> {
         while let Some((fetched, answer)) = self.fetcher.answer() {
             self.end_fetch(fetched, answer);

@@ -132,7 +132,7 @@ fn is_needy(expectation: &Expectation) -> bool {
 /// The debug files for the lines of frames.
 #[derive(Debug)]
 pub(crate) struct LineFiles {
-    /// That of the kernel, or the reason why there is none.
+    /// The file of the kernel, or the reason why there is no file.
     pub(crate) kernel: Result<DebugInfo, String>,
     /// Those of modules.
     pub(crate) modules: ModuleFiles,

@@ -19,7 +19,7 @@ pub(crate) struct RefusedProbes {
 }
 
 impl RefusedProbes {
-    /// The refused probes among those with the numbers `added`; `None` if there is none.
+    /// The refused probes among those with the numbers `added`; `None` if no probe was refused.
     pub(super) fn among(added: &[u64], probes: &[ProbeStatus]) -> Option<Self> {
         let is_refused = |probe: &&ProbeStatus| {
             added.contains(&probe.id.0) && probe.summary.state == ProbeState::Refused
