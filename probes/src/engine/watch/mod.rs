@@ -29,6 +29,7 @@ use crate::engine::programs::Programs;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
+use crate::engine::tasks::Position;
 use crate::engine::watch::lifted::Lifted;
 use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
@@ -207,8 +208,13 @@ impl Watches {
                     .emit_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
-                self.programs
-                    .add_value(&mut hit, &mut arguments, aggregated);
+                let position = Position::At(Gva(hit.regs.rip));
+                if !self
+                    .programs
+                    .add_value(&mut hit, position, &mut arguments, aggregated)
+                {
+                    probe.counters.miss(Missed::UnknownTask);
+                }
                 Ok(())
             }
             // Handlers, injections and returns are refused at watchpoints.
