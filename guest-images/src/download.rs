@@ -210,13 +210,14 @@ impl Transfer {
         let began = Instant::now();
         let (mut size, mut grew) = (0, began);
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
+            let ended = self.child.try_wait()?;
             let now = fs::metadata(&self.file).map_or(0, |file| file.len());
             if now != size {
                 (size, grew) = (now, Instant::now());
                 (caller.report)(size);
+            }
+            if let Some(status) = ended {
+                return Ok(status);
             }
             if !(caller.is_wanted)() {
                 return Err(DownloadError::Stopped);
