@@ -1,6 +1,6 @@
 //! The debug information of the modules that stacks go through.
 //!
-//! A file is opened when the first frame of its module comes. If this host does not have the file and `DEBUGINFOD_URLS` names servers, the file
+//! A file is opened when the first frame of its module comes. If this host has no usable file and `DEBUGINFOD_URLS` names servers, the file
 //! is fetched meanwhile, and the later frames have lines.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 1 << 30;
 #[derive(Debug)]
 enum KnownModule {
     Lines(Box<CodeLines>),
-    /// Without a file, for this reason.
+    /// Without a usable file, for this reason.
     Fetching(ModuleFileError),
     NoLines,
 }
@@ -130,18 +130,17 @@ impl ModuleLines {
 
     /// Opens the file of a module that is not known yet, or begins to fetch the file.
     fn find(&mut self, module: &ModuleId) -> KnownModule {
-        let missing = match self.opener.open(module) {
+        let error = match self.opener.open(module) {
             Some(Ok(info)) => return self.lines(info),
-            Some(Err(error @ ModuleFileError::Missing { .. })) => error,
-            Some(Err(error)) => return self.without(module, &error),
+            Some(Err(error)) => error,
             None => return KnownModule::NoLines,
         };
         match self.fetcher.fetch(module) {
-            FetchState::Off => self.without(module, &missing),
-            FetchState::Done(answer) => self.fetched(module, answer, missing),
+            FetchState::Off => self.without(module, &error),
+            FetchState::Done(answer) => self.fetched(module, answer, error),
             FetchState::Begun => {
                 self.note_fetch(module);
-                KnownModule::Fetching(missing)
+                KnownModule::Fetching(error)
             }
         }
     }
@@ -154,18 +153,18 @@ impl ModuleLines {
         }
     }
 
-    /// The module after the fetch.
+    /// The module after the fetch. `local` is the reason why this host's own files were of no use.
     fn fetched(
         &mut self,
         module: &ModuleId,
         answer: Fetched,
-        missing: ModuleFileError,
+        local: ModuleFileError,
     ) -> KnownModule {
         match answer.map(|()| self.opener.open(module)) {
             Ok(Some(Ok(info))) => self.lines(info),
             Ok(Some(Err(error))) => self.without(module, &error),
             Ok(None) => KnownModule::NoLines,
-            Err(error) => self.without(module, &missing.with_fetch(error)),
+            Err(error) => self.without(module, &local.and_no_fetch(module, error)),
         }
     }
 
@@ -322,9 +321,19 @@ mod tests {
         let id = module.build_id.clone();
         let to = folder.path().join(".build-id").join(&id[..2]);
         let file = to.join(format!("{}.debug", &id[2..]));
+        // A damaged file does not prevent the fetch, and remains the reason after a failed fetch.
+        std::fs::create_dir_all(&to).expect("made");
+        std::fs::write(&file, "damaged").expect("written");
+        let mut lines = ModuleLines::new(ModuleFiles::below(folder.path(), "6.1"));
+        lines.fetch_by(ModuleFetch::new(|_| Err(FetchModuleError::Limit)));
+        assert!(lines.of(&module).is_none());
+        let notes = lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.contains("ELF file") && note.contains("64 modules")),
+            "{notes:?}"
+        );
         let mut lines = ModuleLines::new(ModuleFiles::below(folder.path(), "6.1"));
         lines.fetch_by(ModuleFetch::new(move |_| {
-            std::fs::create_dir_all(&to).expect("made");
             std::fs::copy(program.path(), &file).expect("copied");
             Ok(())
         }));
