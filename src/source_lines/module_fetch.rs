@@ -52,6 +52,9 @@ pub(crate) enum FetchModuleError {
         "DEBUGINFOD_URLS has files by build-id, and the module's is known only after the guest has loaded the module"
     )]
     UnknownBuild,
+    /// The process that fetches works on, and nothing waits for it any more.
+    #[error("it had not been fetched when the wait for fetches ended: a later run finds it in the cache")]
+    Late,
     /// The process that fetches has ended.
     #[error("the process that fetches debug files has ended: {detail}")]
     NoProcess {
