@@ -106,7 +106,9 @@ impl FetchProcess {
         let process = self.clone();
         ModuleFetch::new(move |module| {
             let answer = process.ask(module)?;
-            answer.recv().unwrap_or_else(|_| Err(no_process("no answer")))
+            answer
+                .recv()
+                .unwrap_or_else(|_| Err(no_process("no answer")))
         })
     }
 
@@ -288,7 +290,10 @@ mod tests {
         let now = Instant::now();
         assert_eq!(await_answer(&answer, now, &|| true), Ok(()));
         let ended = await_answer(&no_answer, now, &|| true).expect_err("the process has ended");
-        assert!(matches!(ended, FetchModuleError::NoProcess { .. }), "{ended}");
+        assert!(
+            matches!(ended, FetchModuleError::NoProcess { .. }),
+            "{ended}"
+        );
     }
 
     #[test]

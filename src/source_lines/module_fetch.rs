@@ -53,7 +53,9 @@ pub(crate) enum FetchModuleError {
     )]
     UnknownBuild,
     /// The process that fetches works on, and nothing waits for it any more.
-    #[error("it had not been fetched when the wait for fetches ended: a later run finds it in the cache")]
+    #[error(
+        "it had not been fetched when the wait for fetches ended: a later run finds it in the cache"
+    )]
     Late,
     /// The process that fetches has ended.
     #[error("the process that fetches debug files has ended: {detail}")]
@@ -260,15 +262,13 @@ mod tests {
         );
         assert_eq!(fs::read_dir(cache.path()).expect("the cache").count(), 0);
         // A file that is not kept counts, too.
-        assert_eq!(
-            fetcher.left_bytes.get(),
-            MAX_BYTES - contents.len() as u64
-        );
+        assert_eq!(fetcher.left_bytes.get(), MAX_BYTES - contents.len() as u64);
     }
 
     #[test]
     fn wrong_builds_of_several_servers_share_the_limit_of_bytes() {
-        let servers = [(); 3].map(|()| Server::with_file("/buildid/00000007/debuginfo", &[7; 1000]));
+        let servers =
+            [(); 3].map(|()| Server::with_file("/buildid/00000007/debuginfo", &[7; 1000]));
         let cache = tempfile::tempdir().expect("tempdir");
         let addresses = servers.each_ref().map(|server| server.address.as_str());
         let mut fetcher = ModuleFetcher::new(Debuginfod::at(&addresses, cache.path()));
@@ -277,7 +277,10 @@ mod tests {
         assert!(error.to_string().contains("500 bytes"), "{error}");
         assert_eq!(fetcher.left_bytes.get(), 0);
         assert!(servers[2].requests().is_empty());
-        assert_eq!(fetch(&mut fetcher, &module(8)), Err(FetchModuleError::Limit));
+        assert_eq!(
+            fetch(&mut fetcher, &module(8)),
+            Err(FetchModuleError::Limit)
+        );
     }
 
     #[test]
@@ -290,7 +293,10 @@ mod tests {
         assert!(error.to_string().contains("more than 100 bytes"), "{error}");
         fetcher.left_bytes = Cell::new(100);
         let error = fetch(&mut fetcher, &module(8)).expect_err("no file");
-        assert!(matches!(error, FetchModuleError::NotFound { .. }), "{error}");
+        assert!(
+            matches!(error, FetchModuleError::NotFound { .. }),
+            "{error}"
+        );
         assert_eq!(server.requests().len(), 2);
     }
 

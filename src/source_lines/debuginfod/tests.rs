@@ -105,12 +105,13 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let mut debuginfod = Debuginfod::at(&[&empty.address, &server.address], cache.path());
     let kept = cache.path().join("00ab/debuginfo");
     // The check fails: nothing is kept, not even the folder.
-    let refused: Result<Option<()>, FetchFileError> = debuginfod.fetch(request("00ab", &left), |_| {
-        Err(FetchFileError::Cache {
-            folder: PathBuf::new(),
-            source: io::ErrorKind::InvalidData.into(),
-        })
-    });
+    let refused: Result<Option<()>, FetchFileError> =
+        debuginfod.fetch(request("00ab", &left), |_| {
+            Err(FetchFileError::Cache {
+                folder: PathBuf::new(),
+                source: io::ErrorKind::InvalidData.into(),
+            })
+        });
     assert!(refused.is_err() && !kept.parent().expect("a folder").exists());
     let said = RefCell::new(Vec::new());
     let read = |path: &Path| {
@@ -139,7 +140,9 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     assert!(!cache.path().join("ffff").exists());
     // The error has the build-id and the server.
     let mut closed = Debuginfod::at(&["http://127.0.0.1:1"], cache.path());
-    let error = closed.fetch(request("eeee", &left), read).expect_err("no server");
+    let error = closed
+        .fetch(request("eeee", &left), read)
+        .expect_err("no server");
     let told = error.to_string();
     assert!(told.contains("eeee from http://127.0.0.1:1"), "{told}");
 }
