@@ -18,7 +18,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ pub(crate) const COMMAND: &str = "fetch-debug-files";
 const PROGRAM: &str = "/proc/self/exe";
 /// The longest line that either process reads.
 const MAX_LINE_BYTES: u64 = 64 << 10;
+/// The most requests that wait for the process. The confined process may be in the guest's hands: a full queue ends the fetching.
+const MAX_REQUESTS: usize = 256;
 /// The period of asking whether an answer is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -207,12 +209,12 @@ pub(crate) fn serve() -> io::Result<()> {
     let mut fetcher = ModuleFetcher::new(servers);
     let is_wanted = Arc::new(AtomicBool::new(true));
     let wanted = Arc::clone(&is_wanted);
-    let (sender, requests) = channel();
+    let (sender, requests) = sync_channel(MAX_REQUESTS);
     let reader = std::thread::Builder::new().name("requests".to_owned());
     reader.spawn(move || {
         let mut input = io::stdin().lock();
         while let Ok(Some(module)) = read_line::<ModuleId>(&mut input) {
-            if sender.send(module).is_err() {
+            if sender.try_send(module).is_err() {
                 break;
             }
         }
@@ -220,6 +222,9 @@ pub(crate) fn serve() -> io::Result<()> {
     })?;
     let mut output = io::stdout().lock();
     for module in requests {
+        if !is_wanted.load(Ordering::Relaxed) {
+            break;
+        }
         let fetched = fetcher.fetch(&module, &|_| {}, &|| is_wanted.load(Ordering::Relaxed));
         match write_line(&mut output, &fetched) {
             // The other process has ended.
