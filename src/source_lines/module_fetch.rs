@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use debuginfo::DebugInfo;
+use debuginfo::module_build_id;
 use errors::chain;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -148,7 +148,11 @@ impl ModuleFetcher {
             say,
             is_wanted,
         };
-        let fetched = self.servers.fetch(request, |path| check(path, module));
+        // Before the download, which takes its own bytes away.
+        let max_bytes = self.left_bytes.get();
+        let fetched = self
+            .servers
+            .fetch(request, |path| check(path, module, max_bytes));
         let fetched = match fetched {
             Ok(Some(())) => Ok(()),
             Ok(None) => Err(self.not_found()),
@@ -185,16 +189,17 @@ impl From<FetchFileError> for FetchError {
     }
 }
 
-/// Checks that the fetched file belongs to `module`.
-fn check(path: &Path, module: &ModuleId) -> Result<(), FetchError> {
+/// Checks that the fetched file belongs to `module`. Only the file's notes are read: the process that fetches is not
+/// confined. The file may have `max_bytes`, and decompressed, too.
+fn check(path: &Path, module: &ModuleId, max_bytes: u64) -> Result<(), FetchError> {
     let wrong = |why: String| {
         let ModuleId { name, build_id } = module;
         FetchError::File(format!(
             "the fetched debug file of the module `{name}` with the build-id {build_id} cannot be used: {why}"
         ))
     };
-    let info = DebugInfo::open_module(path, &[]).map_err(|error| wrong(chain(&error)))?;
-    match info.build_id().map(ToString::to_string) {
+    let build_id = module_build_id(path, max_bytes).map_err(|error| wrong(chain(&error)))?;
+    match build_id.map(|it| it.to_string()) {
         Some(theirs) if theirs == module.build_id => Ok(()),
         theirs => Err(wrong(format!(
             "its own build-id is {}",
@@ -207,6 +212,7 @@ fn check(path: &Path, module: &ModuleId) -> Result<(), FetchError> {
 mod tests {
     use std::fs;
 
+    use debuginfo::DebugInfo;
     use debuginfo::synthetic::Program;
 
     use super::*;
