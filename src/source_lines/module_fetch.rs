@@ -100,7 +100,7 @@ impl fmt::Debug for ModuleFetch {
 
 /// The servers, and what was asked of them.
 #[derive(Debug)]
-pub(super) struct ModuleFetcher {
+pub(crate) struct ModuleFetcher {
     servers: Debuginfod,
     left: u32,
     left_bytes: Cell<u64>,
