@@ -78,12 +78,13 @@ impl ModuleFetch {
         Self(Box::new(fetch))
     }
 
-    /// Fetches in this process, if the environment names servers. `say` gets the progress.
-    pub(crate) fn here(say: impl Fn(String) + Send + 'static) -> Option<Self> {
-        let mut fetcher = ModuleFetcher::new(Debuginfod::from_env()?);
-        Some(Self::new(move |module| {
-            fetcher.fetch(module, &say, &|| true)
-        }))
+    /// The same way; `say` gets the name of each module first.
+    pub(crate) fn with_progress(mut self, say: impl Fn(String) + Send + 'static) -> Self {
+        Self::new(move |module| {
+            let name = &module.name;
+            say(format!("fetching the debug file of the module `{name}`"));
+            self.fetch(module)
+        })
     }
 
     /// Fetches the debug file of `module`.
