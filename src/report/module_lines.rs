@@ -149,8 +149,8 @@ impl ModuleLines {
     /// Opens the file of a module that is not known yet, or begins to fetch the file.
     fn find(&mut self, module: &ModuleId) -> KnownModule {
         let error = match self.opener.open(module, self.deadline) {
-            OpenState::Done(Ok(info)) => return self.lines(info),
-            OpenState::Done(Err(error)) => error,
+            OpenState::File(info) => return self.lines(*info),
+            OpenState::NoFile(error) => *error,
             OpenState::Late => {
                 let name = &module.name;
                 self.notes.push(format!(
@@ -201,8 +201,8 @@ impl ModuleLines {
         local: ModuleFileError,
     ) -> KnownModule {
         match opened {
-            OpenState::Done(Ok(info)) => self.lines(info),
-            OpenState::Done(Err(error)) => self.without(module, &error),
+            OpenState::File(info) => self.lines(*info),
+            OpenState::NoFile(error) => self.without(module, &error),
             OpenState::Late => KnownModule::Fetching(local),
             OpenState::Nowhere => KnownModule::NoLines,
         }

@@ -45,11 +45,21 @@ pub(super) type Fetched = Result<(), FetchModuleError>;
 /// The answer to a request to open a file.
 #[derive(Debug)]
 pub(super) enum OpenState {
-    Done(Opened),
+    File(Box<DebugInfo>),
+    NoFile(Box<ModuleFileError>),
     /// The deadline came first.
     Late,
     /// There is no thread to open files.
     Nowhere,
+}
+
+impl From<Opened> for OpenState {
+    fn from(opened: Opened) -> Self {
+        match opened {
+            Ok(info) => Self::File(Box::new(info)),
+            Err(error) => Self::NoFile(Box::new(error)),
+        }
+    }
 }
 
 /// Where files are opened.
@@ -79,7 +89,7 @@ impl Opener {
     /// Opens the file of `module`, before `deadline` if there is one. On the thread that looks frames up, the deadline does not count.
     pub(super) fn open(&mut self, module: &ModuleId, deadline: Option<Instant>) -> OpenState {
         match self {
-            Self::Here(files) => OpenState::Done(files.open(module)),
+            Self::Here(files) => files.open(module).into(),
             Self::There(ask) => match ask.wanted.send(module.clone()) {
                 Ok(()) => ask.opened(module, deadline),
                 Err(_) => OpenState::Nowhere,
@@ -101,7 +111,7 @@ impl Ask<Opened> {
                 None => self.answers.recv().map_err(RecvTimeoutError::from),
             };
             match answer {
-                Ok((of, opened)) if of == *module => return OpenState::Done(opened),
+                Ok((of, opened)) if of == *module => return opened.into(),
                 Ok(_) => (),
                 Err(RecvTimeoutError::Timeout) => return OpenState::Late,
                 Err(RecvTimeoutError::Disconnected) => return OpenState::Nowhere,
@@ -203,7 +213,7 @@ mod tests {
         );
         assert!(matches!(late, OpenState::Late), "{late:?}");
         drop(go);
-        let OpenState::Done(Err(error)) = opener.open(&module("b"), None) else {
+        let OpenState::NoFile(error) = opener.open(&module("b"), None) else {
             panic!("no answer")
         };
         assert!(error.to_string().contains("`b`"), "{error}");
