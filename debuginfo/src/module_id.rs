@@ -15,8 +15,10 @@ use crate::elf::MAX_HEADERS;
 use crate::error::OpenError;
 use crate::stored::Stored;
 
-/// The most bytes of a section with notes. The notes of a module have some hundred bytes.
+/// The most bytes of all sections with notes together: the sections of a hostile file may overlap. The notes of a module have some hundred bytes.
 const MAX_NOTES_BYTES: u64 = 64 << 10;
+
+type SectionHeader = elf::SectionHeader64<LittleEndian>;
 
 /// The size of a section's entry in the table of sections.
 const SECTION_HEADER_BYTES: u64 = 64;
@@ -44,9 +46,11 @@ fn of_data<'data, R: ReadRef<'data>>(data: R) -> Result<Option<BuildId>, OpenErr
         });
     }
     let sections = header.section_headers(endian, data);
-    for section in sections.map_err(OpenError::Elf)? {
-        let is_small = section.sh_size(endian) <= MAX_NOTES_BYTES;
-        if section.sh_type(endian) == elf::SHT_NOTE && is_small {
+    let mut left = MAX_NOTES_BYTES;
+    let is_notes = |section: &&SectionHeader| section.sh_type(endian) == elf::SHT_NOTE;
+    for section in sections.map_err(OpenError::Elf)?.iter().filter(is_notes) {
+        if let Some(after) = left.checked_sub(section.sh_size(endian)) {
+            left = after;
             let notes = section.data(endian, data).map_err(OpenError::Elf)?;
             if let Some(build_id) = BuildId::of_notes(notes) {
                 return Ok(Some(build_id));

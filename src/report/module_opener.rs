@@ -100,7 +100,7 @@ impl Opener {
 }
 
 impl Ask<Opened> {
-    /// The answer for `module`. An earlier answer may be of a module whose file nothing waits for any more.
+    /// The answer for `module`. Drops the answers to earlier requests, which came after their deadlines.
     fn opened(&self, module: &ModuleId, deadline: Option<Instant>) -> OpenState {
         loop {
             let answer = match deadline {
