@@ -37,7 +37,7 @@ impl<T: Send + 'static> Ask<T> {
     }
 }
 
-/// A file, or the reason why there is none.
+/// A file, or the reason why the file cannot be used.
 pub(super) type Opened = Result<DebugInfo, ModuleFileError>;
 /// The result of a fetch.
 pub(super) type Fetched = Result<(), FetchModuleError>;
