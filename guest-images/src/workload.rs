@@ -34,6 +34,11 @@ const CALLS: Source = Source {
     text: include_str!("../workload/calls.c"),
 };
 
+const UPROBES: Source = Source {
+    name: "uprobes.c",
+    text: include_str!("../workload/uprobes.c"),
+};
+
 /// Headers for all inits.
 pub(crate) const HEADERS: [Source; 10] = [
     Source {
@@ -146,6 +151,16 @@ pub fn build_calls(out_dir: &Path) -> Result<PathBuf, BuildError> {
     let rules = ["-fasynchronous-unwind-tables", "-Wl,--eh-frame-hdr"];
     let flags: Vec<&str> = FLAGS.into_iter().chain(rules).collect();
     compile(out_dir, "calls", &sources(CALLS), &flags)
+}
+
+/// Compiles an init whose processes and threads count their calls of a function into `out_dir/uprobes`. The head of `workload/uprobes.c` has
+/// the output.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_uprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "uprobes", UPROBES)
 }
 
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {

@@ -24,7 +24,7 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
-pub use programs::ProgramFrame;
+pub use programs::{FileId, FileLayout, FileReader, NoCode, OpenFile, ProgramFrame, Storage};
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;
 pub use tasks::{CgroupPaths, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskReader};

@@ -134,6 +134,7 @@ impl Session {
         let abilities = Abilities {
             plant,
             debug_execute: facts.debug_execute,
+            interprets: facts.port == vmm::PortDelivery::AfterInstruction,
             int3_exits: facts.int3.is_usable(),
             int3_to_guest: facts.int3_reaches_guest(),
             holds_interrupts: facts.holds_interrupts,

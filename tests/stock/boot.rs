@@ -77,6 +77,8 @@ enum Init {
     Kprobes,
     /// Programs that print the addresses they return to.
     Calls,
+    /// Processes and threads that count their calls of a function.
+    Uprobes,
     /// Busybox's shell runs `/init`.
     Script,
 }
@@ -162,6 +164,14 @@ impl<'a> Boot<'a> {
         }
     }
 
+    /// Processes and threads count their calls of a function.
+    pub(crate) fn with_uprobes(stock: &'a Stock) -> Self {
+        Self {
+            init: Init::Uprobes,
+            ..Self::new(stock, "")
+        }
+    }
+
     /// Puts a file of this machine into the initramfs, at the same path.
     pub(crate) fn host_file(mut self, path: &Path) -> Self {
         self.host_files.push(path.to_owned());
@@ -212,6 +222,7 @@ impl<'a> Boot<'a> {
             Init::Workload => workload::build_workload(folder),
             Init::Kprobes => workload::build_kprobes(folder),
             Init::Calls => workload::build_calls(folder),
+            Init::Uprobes => workload::build_uprobes(folder),
             Init::Script => return (script(self.workload), ""),
         };
         let init = init.expect("what the guest runs compiles");
@@ -248,7 +259,7 @@ impl<'a> Boot<'a> {
 
         let limit = match self.init {
             Init::Kprobes => LIMIT_OF_KPROBES,
-            Init::Workload | Init::Calls | Init::Script => LIMIT,
+            Init::Workload | Init::Calls | Init::Uprobes | Init::Script => LIMIT,
         };
         let has_limit = self.options.contains(&"--timeout");
 

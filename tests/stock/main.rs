@@ -34,6 +34,7 @@ mod tasks;
 mod tracepoints;
 mod turns;
 mod typed;
+mod uprobes;
 mod views;
 mod warns;
 mod watch;

@@ -31,6 +31,7 @@ mod optimise;
 mod plants;
 mod probe_list;
 mod program_stacks;
+mod protections;
 mod records;
 mod register;
 mod reporter;
@@ -44,6 +45,7 @@ mod tests;
 mod trap;
 mod typed;
 mod unprobed_exits;
+mod uprobes;
 mod watch;
 mod wiring;
 mod write;
@@ -74,8 +76,9 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
+use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
-use crate::engine::watch::stepped::ProtectedWrites;
+use crate::engine::watch::stepped::ProtectedAccesses;
 use crate::engine::write::Writes;
 use crate::kernel::Kernel;
 
@@ -96,8 +99,9 @@ pub struct Engine {
     hits: Arc<Hits>,
     paused_hits: PausedHits,
     writes: Writes,
+    uprobes: Arc<Uprobes>,
     watches: Arc<Watches>,
-    protected_writes: ProtectedWrites,
+    protected_accesses: ProtectedAccesses,
     inventory: Inventory,
     unprobed_exits: UnprobedExits,
 }

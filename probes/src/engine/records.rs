@@ -231,6 +231,7 @@ impl Records {
                         stack: None,
                         arguments: None,
                         write: None,
+                        in_program: None,
                     },
                 )
             }
@@ -299,6 +300,31 @@ impl Records {
         Ok(())
     }
 
+    /// Reports the execution of the instruction at `ip`, called `symbol`, of a program.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn tell_in_program(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Gva,
+        symbol: Arc<str>,
+    ) -> Result<(), GuestError> {
+        let state = self.running.kernel_state(hit.vcpu)?;
+        let meaning = Meaning {
+            task: self.tasks.at(&state, ip),
+            in_program: Some(symbol),
+            ..Meaning::default()
+        };
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter
+            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+        Ok(())
+    }
+
     /// The meaning of a hit of `probe` at `ip`.
     fn meaning(
         &self,
@@ -338,6 +364,7 @@ impl Records {
             params: signature.as_ref().map(params),
             arguments: read,
             write: None,
+            in_program: None,
             stack: probe.has_stack.then(|| {
                 let task = self.tasks.address_at(&state, ip);
                 self.stacks.of(&state.paging, &hit.regs, task)

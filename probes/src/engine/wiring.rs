@@ -33,6 +33,7 @@ use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
+use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -45,8 +46,12 @@ use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
+use crate::engine::uprobes::Uprobes;
+use crate::engine::uprobes::file_events::FileEvents;
+use crate::engine::uprobes::guest_files::GuestFiles;
+use crate::engine::uprobes::hidden_code::HiddenCode;
 use crate::engine::watch::Watches;
-use crate::engine::watch::stepped::ProtectedWrites;
+use crate::engine::watch::stepped::ProtectedAccesses;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -177,12 +182,27 @@ impl Engine {
             plants: Arc::clone(&plants),
             optimiser: Arc::clone(&optimiser),
         });
+        let protections: Arc<Protections> = Arc::default();
+        let hidden: Arc<HiddenCode> = Arc::default();
+        let uprobes = Arc::new(Uprobes {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            records: Arc::clone(&records),
+            protections: Arc::clone(&protections),
+            hidden: Arc::clone(&hidden),
+            files: GuestFiles::default(),
+            events: FileEvents::default(),
+            targets: ArcSwap::default(),
+        });
         let watches = Arc::new(Watches {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
             records: Arc::clone(&records),
             detour: Arc::clone(&detour),
+            protections: Arc::clone(&protections),
+            hidden: Arc::clone(&hidden),
             table: ArcSwap::default(),
             order: Mutex::default(),
         });
@@ -227,6 +247,7 @@ impl Engine {
             int3: Arc::clone(&int3),
             optimiser: Arc::clone(&optimiser),
             watches: Arc::clone(&watches),
+            uprobes: Arc::clone(&uprobes),
         });
         let site_planter = Arc::new(SitePlanter {
             reporter: Arc::clone(&reporter),
@@ -278,6 +299,7 @@ impl Engine {
             crashes: Arc::clone(&crashes),
             module_watch: Arc::clone(&module_watch),
             handover: Arc::clone(&handover),
+            uprobes: Arc::clone(&uprobes),
         });
         let hits = Arc::new(Hits {
             reporter: Arc::clone(&reporter),
@@ -290,6 +312,7 @@ impl Engine {
             executor: Arc::clone(&executor),
             readers: Arc::clone(&readers),
             returns: Arc::clone(&returns),
+            uprobes: Arc::clone(&uprobes),
             resuming: Mutex::default(),
         });
         let paused_hits = PausedHits {
@@ -314,11 +337,12 @@ impl Engine {
             optimiser: Arc::clone(&optimiser),
             stand_ins: Arc::clone(&stand_ins),
         };
-        let protected_writes = ProtectedWrites {
+        let protected_accesses = ProtectedAccesses {
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
+            uprobes: Arc::clone(&uprobes),
         };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),
@@ -342,8 +366,9 @@ impl Engine {
             hits,
             paused_hits,
             writes,
+            uprobes,
             watches,
-            protected_writes,
+            protected_accesses,
             inventory,
             unprobed_exits: UnprobedExits::default(),
         }

@@ -44,7 +44,7 @@ impl Seen<'_, '_, '_> {
     /// Reads a per-CPU variable. `None` if the variable's location is unknown, or the kernel has not booted far enough.
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
-        let state = self.hit.vcpu.system_state().ok()?;
+        let state = self.running.kernel_state(self.hit.vcpu).ok()?;
         let slide = self.running.slide().unwrap_or(0);
         let at = variable.at(state.system.segments.gs.base, slide);
         let mut bytes = [0; BYTES];

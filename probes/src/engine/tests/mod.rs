@@ -18,6 +18,7 @@ mod returns;
 mod syscalls;
 mod system;
 mod typed;
+mod uprobes;
 mod watch;
 mod writes;
 
@@ -103,6 +104,7 @@ const ABILITIES: Abilities = Abilities {
     int3_exits: false,
     int3_to_guest: true,
     holds_interrupts: true,
+    interprets: false,
     features: Features::ALL,
     cpuid: NO_COPIES,
 };
