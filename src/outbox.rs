@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_awaits_room_is_woken_by_room_and_by_the_limit() {
+    fn wait_for_room_ends_with_room_or_at_the_limit() {
         let (outbox, receiver) = Outbox::new();
         for n in 0..ROOM {
             assert_eq!(outbox.post(n), Posted::Sent);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_writing_thread_posts_are_lost_and_nobody_waits() {
+    fn without_a_writing_thread_posts_are_lost_without_a_wait() {
         let (outbox, receiver) = Outbox::new();
         for n in 0..ROOM {
             assert_eq!(outbox.post(n), Posted::Sent);

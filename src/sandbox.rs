@@ -66,7 +66,7 @@ const NO_LANDLOCK: &str = "this host's kernel has no Landlock: a guest that take
                            its user";
 
 impl Sandbox {
-    /// Gives up rights, and becomes `identity`. The rights of all runs and the rights added by `add` remain. `tell` gets a sentence for
+    /// Gives up rights, and becomes `identity`. The rights of all runs and the rights added by `add` remain. `print_note` gets a sentence for
     /// each missing part. The process must have one thread.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Sandbox {
         self,
         identity: Option<&Identity>,
         add: impl FnOnce(&mut FileRights),
-        tell: &dyn Fn(String),
+        print_note: &dyn Fn(String),
     ) -> Result<(), SandboxError> {
         let rules = match self {
             Self::Off => None,
@@ -95,7 +95,7 @@ impl Sandbox {
             identity.assume()?;
         }
         let Some(rules) = rules else {
-            tell(OFF.to_owned());
+            print_note(OFF.to_owned());
             return Ok(());
         };
         match rules.restrict()? {
@@ -103,7 +103,7 @@ impl Sandbox {
             Landlock::Partial => {
                 tracing::info!("this host's kernel confines files in part")
             }
-            Landlock::Missing => tell(NO_LANDLOCK.to_owned()),
+            Landlock::Missing => print_note(NO_LANDLOCK.to_owned()),
         }
         confine::load_filters()?;
         Ok(confine::filter_process()?)

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_reason_counts_and_wakes_who_waits() {
+    fn first_reason_counts_and_wakes_the_waiting_thread() {
         let stop = StopSignal::default();
         assert_eq!(stop.wait(Duration::from_millis(1)), None);
         let waiting = std::thread::spawn({

@@ -57,7 +57,10 @@ const TESTS: [(&str, fn()); 6] = [
     ),
     ("a_panic_comes_out", a_panic_comes_out),
     ("the_end_of_pid_1_comes_out", the_end_of_pid_1_comes_out),
-    ("a_wish_to_stop_goes_in", a_wish_to_stop_goes_in),
+    (
+        "stop_request_reaches_the_inner_run",
+        stop_request_reaches_the_inner_run,
+    ),
     (
         "a_stop_while_booting_is_a_summary",
         a_stop_while_booting_is_a_summary,
@@ -157,7 +160,7 @@ fn the_end_of_pid_1_comes_out() {
     );
 }
 
-fn a_wish_to_stop_goes_in() {
+fn stop_request_reaches_the_inner_run() {
     let mut run = Run::of("stop");
     run.stop_when_running = true;
     let summary = run.launch().expect("summary");

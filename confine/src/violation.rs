@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_holds_numbers_and_drops_what_has_no_room() {
+    fn line_holds_numbers_and_drops_bytes_without_room() {
         let mut line = Line::default();
         line.add(b"call ");
         line.add_number(-i64::MAX);

@@ -222,7 +222,7 @@ fn panic_of_each_thread_is_reported_with_its_backtrace() {
 }
 
 #[test]
-fn forbidden_call_ends_the_process_although_nobody_reads_the_message() {
+fn forbidden_call_ends_the_process_with_its_message_unread() {
     for kind in ThreadKind::ALL {
         let (_unread, mut full) = std::io::pipe().expect("a pipe");
         let flags = fcntl_getfl(&full).expect("flags");
@@ -252,7 +252,7 @@ fn forbidden_call_ends_the_process_although_nobody_reads_the_message() {
 }
 
 #[test]
-fn filter_of_all_threads_answers_with_an_error_and_lets_other_work_through() {
+fn filter_of_all_threads_fails_forbidden_calls_and_allows_the_others() {
     for call in ["take", "usual", "socket", "pair", "x32", "type"] {
         let output = try_call("main", call);
         let text = text(&output);

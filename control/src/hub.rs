@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_is_told_what_it_lost_and_memory_is_bounded() {
+    fn slow_reader_gets_lost_count_and_memory_is_bounded() {
         let hub = EventHub::keeping(10 * bytes(&note(0)));
         (0..100).for_each(|n| hub.event(note(n)));
         assert_eq!(hub.numbers(), (91, 101));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_woken() {
+    fn waiting_reader_is_woken_by_an_event() {
         let hub = Arc::new(EventHub::default());
         let writer = std::thread::spawn({
             let hub = Arc::clone(&hub);

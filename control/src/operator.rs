@@ -190,11 +190,11 @@ impl<'t> Bench<'t> {
                 None => false,
             });
         if !self.is_wanted && self.dumps.is_empty() {
-            self.let_run();
+            self.release_guest();
         }
     }
 
-    fn let_run(&mut self) {
+    fn release_guest(&mut self) {
         self.held = None;
         self.pauses.held.store(false, Ordering::Release);
     }
@@ -265,7 +265,7 @@ fn operate(target: &dyn Target, pauses: &Pauses, waiting: &Receiver<Job>) {
         };
         match target.is_ending() {
             // The machine's threads wait for the operator. Each step of a dump fails from now on.
-            true => bench.let_run(),
+            true => bench.release_guest(),
             false => bench.tend(),
         }
         match job {

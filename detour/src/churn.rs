@@ -140,8 +140,8 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
             let again = churned.make(index, usage).expect("it is there");
             let before = &made[usize::try_from(index).expect("small")];
             assert_eq!(
-                (again.entry, again.parts[0].who),
-                (before.entry, before.parts[0].who)
+                (again.entry, again.parts[0].part_number),
+                (before.entry, before.parts[0].part_number)
             );
         }
         assert_eq!(churned.pages(), told.last().expect("told").2);
@@ -183,9 +183,14 @@ fn shared_detours_have_the_parts_of_their_site() {
     let made: Vec<_> = sets.iter().map(make).collect();
     let entries: BTreeSet<_> = alone.iter().chain(&made).map(|made| made.entry).collect();
     assert_eq!(entries.len(), alone.len() + made.len());
-    let whos = |made: &MadeDetour| made.parts.iter().map(|part| part.who).collect::<Vec<_>>();
+    let part_numbers = |made: &MadeDetour| {
+        made.parts
+            .iter()
+            .map(|part| part.part_number)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(
-        made.iter().map(whos).collect::<Vec<_>>(),
+        made.iter().map(part_numbers).collect::<Vec<_>>(),
         [vec![1, 2, 3], vec![1, 2], vec![2, 1], vec![4, 1]]
     );
     let words = |made: &MadeDetour| made.parts[0].words.clone();
@@ -209,8 +214,8 @@ fn code_does_not_cross_the_end_of_a_page() {
         bases.insert(made.entry.0 / REGION_BYTES);
         let exits = (made.entry.0..end).filter_map(|at| churned.detour.left_at(Gva(at)));
         assert_eq!(
-            exits.map(|left| left.who).collect::<Vec<_>>(),
-            [made.parts[0].who]
+            exits.map(|left| left.part_number).collect::<Vec<_>>(),
+            [made.parts[0].part_number]
         );
     }
     assert_eq!(bases.len(), 2);

@@ -43,7 +43,7 @@ impl Ring {
     /// If the ring's memory cannot be used.
     pub fn take_out(&self) -> Result<Vec<u32>, GuestError> {
         let mut parts = Vec::new();
-        self.0.take_out(|record| parts.push(record.who))?;
+        self.0.take_out(|record| parts.push(record.part_number))?;
         Ok(parts)
     }
 

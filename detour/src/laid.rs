@@ -133,7 +133,7 @@ mod tests {
             filter: None,
             does: Does::Record {
                 ring: RING,
-                who: 1,
+                part_number: 1,
                 of: Of::Hit,
                 dropped: None,
             },

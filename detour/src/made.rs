@@ -71,7 +71,7 @@ impl Use {
             Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, part.words_at),
             Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => Does::Record {
                 ring: ring.ok_or(DetourError::NoPlace)?,
-                who: part.who,
+                part_number: part.part_number,
                 of: match self.keeps {
                     Keeps::Calls => Of::Call,
                     Keeps::EntryReturns => Of::Entry,
@@ -103,7 +103,7 @@ impl Use {
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The part's number; records and exits carry it.
-    pub who: u32,
+    pub part_number: u32,
     /// The counters, if any: of hits, or of records dropped because the ring was full.
     pub words: Option<Words>,
     /// The counters' address in the guest's kernel.
@@ -143,7 +143,7 @@ pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftAt {
     /// The number of the exiting part.
-    pub who: u32,
+    pub part_number: u32,
     /// The address to resume at: the next part, or the displaced instructions.
     pub on: Gva,
 }
@@ -203,8 +203,8 @@ impl Detours {
         ahead: usize,
         cells: &mut Cells,
     ) -> Result<Part, DetourError> {
-        let who = self.parts.len() + ahead + 1;
-        let who = u32::try_from(who).map_err(|_| DetourError::Full)?;
+        let part_number = self.parts.len() + ahead + 1;
+        let part_number = u32::try_from(part_number).map_err(|_| DetourError::Full)?;
         let (words_at, words) = match usage.words() {
             0 => (Gva(0), None),
             words => {
@@ -214,7 +214,7 @@ impl Detours {
             }
         };
         Ok(Part {
-            who,
+            part_number,
             words,
             words_at,
         })
@@ -251,8 +251,8 @@ impl Detours {
     pub(super) fn keep(&mut self, new: NewDetour, jumped: &Jumped, uses: &[Use]) -> MadeDetour {
         for (exit, part) in new.code.exits.iter().zip(&new.detour.parts) {
             if let Some(Exit { at, on }) = *exit {
-                let who = part.who;
-                self.exits.insert(at, LeftAt { who, on });
+                let part_number = part.part_number;
+                self.exits.insert(at, LeftAt { part_number, on });
             }
         }
         let site = jumped.site();
@@ -402,7 +402,7 @@ mod tests {
         let left = detours.left_at(exit.at).expect("it is known");
         let on = code.iter().find(|decoded| decoded.at() == left.on);
         assert_eq!(on.map(Decoded::bytes), Some(&NOP5[..]));
-        assert_eq!(left.who, 1);
+        assert_eq!(left.part_number, 1);
         // A record takes at most 60 instructions, the jump and the displaced instructions included.
         let taken = code.iter().take_while(|decoded| decoded.at() != exit.at);
         let restores = 4;
@@ -424,11 +424,15 @@ mod tests {
             let [part] = &detours.keep(new, &jumped, &count).parts[..] else {
                 panic!("one part");
             };
-            seen.push((part.words.clone().expect("it counts"), part.who));
+            seen.push((part.words.clone().expect("it counts"), part.part_number));
         }
         let at = |index: usize| cells_of(&seen[index].0);
         assert_eq!([at(0), at(1), at(2)], [0, 16, 32]);
-        assert!(seen.iter().map(|(_, who)| *who).eq([1, 2, 3]));
+        assert!(
+            seen.iter()
+                .map(|(_, part_number)| *part_number)
+                .eq([1, 2, 3])
+        );
         let jumped = nop(TEXT.wrapping_add(1000));
         let full = detours.new_at(&jumped, &count, &mut cells, None);
         assert!(matches!(full, Err(DetourError::Full)), "{full:?}");

@@ -168,7 +168,7 @@ impl Region {
 
     /// The number of the part for `usage` at `site`, if made.
     pub(super) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
-        self.detours.part(site, usage).map(|part| part.who)
+        self.detours.part(site, usage).map(|part| part.part_number)
     }
 
     /// The detour for `jumped` and `uses`. A missing detour is made.

@@ -53,7 +53,7 @@ pub(super) const CLOSED: u64 = 128;
 pub(crate) const FIRST: u64 = 4096;
 
 /// Offset in a slot: the number of the detour part.
-pub(super) const WHO: u64 = 0;
+pub(super) const PART_NUMBER: u64 = 0;
 pub(super) const CPU: u64 = 4;
 pub(super) const TSC: u64 = 8;
 /// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15. `rsp` is [`RSP_BELOW`] less than the guest's.
@@ -98,7 +98,7 @@ pub(super) fn site_offset(site: Gva) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
     /// The number of the detour part.
-    pub who: u32,
+    pub part_number: u32,
     /// The processor's number in the guest.
     pub cpu: u32,
     /// The processor's time stamp counter.
@@ -223,12 +223,12 @@ impl Ring {
         head.ok() != shown.ok()
     }
 
-    /// Takes the records out, and passes each to `tell`. Any thread may call the function; one thread at a time runs.
+    /// Takes the records out, and passes each to `report`. Any thread may call the function; one thread at a time runs.
     ///
     /// # Errors
     ///
     /// If the ring's memory cannot be used.
-    pub fn take_out(&self, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
+    pub fn take_out(&self, mut report: impl FnMut(Record)) -> Result<(), GuestError> {
         let mut reader = self.reader();
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD))?;
         // The guest may have written any value there.
@@ -245,7 +245,7 @@ impl Ring {
                 } else {
                     reader.ahead.insert(number);
                 }
-                tell(record);
+                report(record);
             }
             number = number.wrapping_add(1);
         }
@@ -275,9 +275,10 @@ impl Ring {
     }
 
     fn is_written(&self, slot: Gpa) -> Result<bool, GuestError> {
-        let mut who = [0; 4];
-        self.memory.read(slot.wrapping_add(WHO), &mut who)?;
-        Ok(who != [0; 4])
+        let mut part_number = [0; 4];
+        self.memory
+            .read(slot.wrapping_add(PART_NUMBER), &mut part_number)?;
+        Ok(part_number != [0; 4])
     }
 }
 
@@ -326,7 +327,7 @@ impl Record {
             flags: half(TASK_FLAGS),
         };
         Self {
-            who: half(WHO),
+            part_number: half(PART_NUMBER),
             cpu: half(CPU),
             tsc: bytes(TSC, 8),
             returns_to: Gva(bytes(TOP, 8)),

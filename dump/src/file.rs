@@ -160,7 +160,7 @@ mod tests {
 
     /// A shell's `>>` opens a file for appending.
     #[test]
-    fn stream_keeps_what_the_file_has() {
+    fn stream_keeps_the_contents_of_the_file() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(b"log").expect("written");
         let append = || File::options().append(true).open(file.path());

@@ -178,7 +178,7 @@ mod tests {
         KernelPart::find(&view, slide, &translate, banner)
     }
 
-    fn told(part: &KernelPart) -> &str {
+    fn vmcoreinfo_text(part: &KernelPart) -> &str {
         std::str::from_utf8(&part.vmcoreinfo).expect("text")
     }
 
@@ -201,13 +201,15 @@ mod tests {
         let expected = format!(
             "OSRELEASE=6.1.0\nPAGESIZE=4096\nKERNELOFFSET=2000000\nNUMBER(phys_base)={phys_base}\n"
         );
-        assert_eq!(told(&part), expected);
+        assert_eq!(vmcoreinfo_text(&part), expected);
     }
 
     #[test]
     fn kernel_without_prepared_text_gets_the_smallest_one_and_a_remark() {
         let part = find(&[(0x100, DIRECT.0), (0x108, 0), (0x110, 0)], Some(SLIDE));
-        assert!(told(&part).starts_with("OSRELEASE=6.1.0-x\nPAGESIZE=4096\nKERNELOFFSET="));
+        assert!(
+            vmcoreinfo_text(&part).starts_with("OSRELEASE=6.1.0-x\nPAGESIZE=4096\nKERNELOFFSET=")
+        );
         assert_eq!(part.remarks.len(), 1, "{:?}", part.remarks);
     }
 

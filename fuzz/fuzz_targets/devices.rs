@@ -63,12 +63,12 @@ enum Size {
 }
 
 fuzz_target!(|case: Case| {
-    let told = Arc::new(Told::default());
-    let requests = told.clone();
+    let output = Arc::new(DeviceOutput::default());
+    let requests = output.clone();
     let platform = Platform::new(PlatformConfig {
-        msi: told.clone(),
+        msi: output.clone(),
         shutdown: Arc::new(move |request: Shutdown| requests.shutdown(request)),
-        console: Box::new(Console(told.clone())),
+        console: Box::new(Console(output.clone())),
         ram_bytes: u64::from(case.ram) << 24,
         debug_exit: case.is_test_guest,
     });
@@ -102,7 +102,7 @@ fuzz_target!(|case: Case| {
             }
         }
     }
-    told.check(written, case.is_test_guest);
+    output.check(written, case.is_test_guest);
     // Logs contain the debug output.
     let _ = format!("{platform:?}");
 });
@@ -159,13 +159,13 @@ impl Size {
 
 /// Output of the devices to the machine.
 #[derive(Debug, Default)]
-struct Told {
+struct DeviceOutput {
     console_bytes: AtomicUsize,
     messages: Mutex<Vec<MsiMessage>>,
     requests: Mutex<Vec<Shutdown>>,
 }
 
-impl Told {
+impl DeviceOutput {
     fn shutdown(&self, request: Shutdown) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.push(request);
@@ -192,7 +192,7 @@ impl Told {
     }
 }
 
-impl MsiSink for Told {
+impl MsiSink for DeviceOutput {
     fn signal(&self, address: u64, data: u32) {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         messages.push(MsiMessage { address, data });
@@ -206,7 +206,7 @@ impl MsiSink for Told {
 
 /// Counts the guest's bytes to COM1.
 #[derive(Debug)]
-struct Console(Arc<Told>);
+struct Console(Arc<DeviceOutput>);
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

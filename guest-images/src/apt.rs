@@ -413,7 +413,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_reaching_a_mirror_takes_is_copied() {
+    fn only_options_to_reach_a_mirror_are_copied() {
         let system = "Acquire \"\";\nAcquire::http::Proxy \"http://proxy:3128\";\n\
                       Acquire::Check-Valid-Until \"false\";\nAcquire::IndexTargets::deb \"\";\n\
                       Acquire::httpsx \"1\";\nDir::Cache \"var/cache/apt\";\n";

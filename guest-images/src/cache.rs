@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_found_and_replaced() {
+    fn published_image_is_found_and_replaced() {
         let root = tempfile::tempdir().expect("tempdir");
         let store = Store::at(root.path().join("cache"), Catalog::builtin());
         let entry = store.catalog().get("debian-6.1").expect("entry").clone();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_says_so() {
+    fn damaged_record_is_reported() {
         let root = tempfile::tempdir().expect("tempdir");
         let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_other_errors_and_other_schemes_are_told_apart() {
+    fn missing_file_other_errors_and_other_schemes_are_distinct_errors() {
         let uri = serve(|stream| send(stream, "404 Not Found\r\nContent-Length: 0", b""));
         let error = try_download(&uri, LIMITS).expect_err("missing");
         assert!(matches!(error, DownloadError::NotFound), "{error}");

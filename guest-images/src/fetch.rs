@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_fetch_left_is_removed() {
+    fn leftovers_of_a_killed_fetch_are_removed() {
         let dir = tempfile::tempdir().expect("tempdir");
         let of = |suite: &str| work_prefix(suite) + "x";
         for name in [

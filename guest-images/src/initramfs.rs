@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_come_before_what_is_in_them() {
+    fn directories_come_before_their_contents() {
         let names: Vec<_> = list(&sample().build().expect("build"))
             .into_iter()
             .collect();

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_compiles_to_what_the_boot_protocol_takes() {
+    fn test_guest_compiles_for_the_boot_protocol() {
         let dir = tempfile::tempdir().expect("tempdir");
         let bytes = std::fs::read(build_testguest(dir.path()).expect("build")).expect("read");
         let file = object::File::parse(&*bytes).expect("elf");

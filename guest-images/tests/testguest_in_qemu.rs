@@ -119,7 +119,7 @@ fn every_scenario_passes_and_counts() {
 }
 
 #[test]
-fn it_ends_as_asked() {
+fn test_guest_ends_as_requested() {
     assert_eq!(boot("run=exit=7").code, Some(7));
     let reset = boot("run=checksum exit=reset");
     assert_eq!(reset.code, None);
@@ -137,7 +137,7 @@ fn it_ends_as_asked() {
 }
 
 #[test]
-fn what_it_does_not_know_is_a_failure() {
+fn unknown_scenarios_and_values_are_failures() {
     let run = boot("run=nonsense,recurse=x,recurse=3");
     let outcome = Outcome::from_console(&run.console);
     assert_eq!(

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_gate_leads_nowhere() {
+    fn entry_that_is_no_gate_has_no_target() {
         let (mut memory, state) = memory();
         // Not present, a task gate, a data segment.
         gate(&mut memory, 0, 0x5566_0e00_0010_7788, 0);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_tells_whether_there_is_an_error_code() {
+    fn frame_is_read_with_and_without_error_code() {
         let (mut memory, state) = memory();
         let pushed: Vec<u8> = [7, 0x1234, 0x10, 0x246, 0x9000, 0x18]
             .into_iter()

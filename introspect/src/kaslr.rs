@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn implausible_lstar_and_missing_symbol_are_refused() {
         for lstar in [
             Gva(0),
             Gva(u64::MAX),

@@ -39,7 +39,7 @@ mod tests {
     use crate::btf::synthetic::Blob;
 
     #[test]
-    fn the_types_say_where() {
+    fn layout_is_read_from_the_types() {
         let mut blob = Blob::new();
         let long = blob.int("long unsigned int", 8);
         let links = blob.structure("list_head", 16, &[("next", long, 0), ("prev", long, 8)]);

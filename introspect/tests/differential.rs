@@ -24,7 +24,7 @@ const LEAST_MNEMONICS: usize = 145;
 const LEAST_RUNS: usize = 20;
 
 #[test]
-fn emulated_instructions_do_what_the_processor_does() {
+fn emulated_instructions_act_as_on_the_processor() {
     let mut native = Native::new(DATA_BYTES);
     let layout = Layout {
         instruction: native.instruction(),

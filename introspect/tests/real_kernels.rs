@@ -123,7 +123,7 @@ fn guest_memory_gives_the_same_symbols() {
 }
 
 #[test]
-fn patch_sites_hold_what_is_patched() {
+fn patch_sites_hold_instructions_of_their_kind() {
     each_kernel(|path, image, symbols| {
         let sites = PatchSites::read(image, symbols);
         let fentry = address(symbols, "__fentry__");

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_write() {
+    fn refusals_name_the_correct_form() {
         for (text, message) in [
             (
                 "",

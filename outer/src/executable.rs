@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_loaded_is_cut_off() {
+    fn bytes_behind_the_loaded_segments_are_cut_off() {
         let kept = cut(elf(PT_LOAD)).expect("static");
         assert_eq!((kept.len(), kept[40], kept[60]), (1000, 0, 0));
     }

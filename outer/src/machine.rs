@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_for_the_guest_and_for_what_runs_it() {
+    fn memory_is_for_the_guest_and_the_outer_linux() {
         assert_eq!(memory_mib(256 << 20, 64 << 20), 256 + 2 * 64 + 512);
         assert_eq!(memory_mib(1, 0), 513);
         assert!(memory_mib(u64::MAX, usize::MAX) > 1 << 40);

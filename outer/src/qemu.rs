@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_do_is_said_in_a_sentence() {
+    fn unusable_qemu_is_refused_with_a_reason() {
         let dir = tempfile::tempdir().expect("tempdir");
         let fake = |says: &str| {
             let path = dir.path().join("qemu");

@@ -80,9 +80,9 @@ impl Filtered {
     }
 
     /// Notes the decision for a hit. Called on the thread of `vcpu`.
-    pub(crate) fn decided(&self, vcpu: usize, lets_by: bool) {
+    pub(crate) fn decided(&self, vcpu: usize, accepts_hit: bool) {
         let bit = 1 << (vcpu % 64);
-        if lets_by {
+        if accepts_hit {
             self.word(vcpu).fetch_and(!bit, Ordering::Relaxed);
         } else {
             self.word(vcpu).fetch_or(bit, Ordering::Relaxed);

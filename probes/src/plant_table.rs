@@ -9,7 +9,7 @@ use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use text::{AddressMap, KernelTables, KnowsTables, Planter, Spot};
 
 use crate::handler::PlantedInstructions;
-use crate::registry::{Milestone, Probe, Purpose};
+use crate::registry::{KernelEvent, Probe, Purpose};
 
 /// A plant: the site, and the probes with an interest in the site.
 #[derive(Debug)]
@@ -119,9 +119,9 @@ impl Plant {
     }
 
     /// Whether the plant reports this kernel event.
-    pub(crate) fn has_milestone(&self, milestone: Milestone) -> bool {
+    pub(crate) fn has_kernel_event(&self, kernel_event: KernelEvent) -> bool {
         let mut purposes = self.probes.iter().map(|(probe, _)| &probe.purpose);
-        purposes.any(|purpose| matches!(purpose, Purpose::Milestone(own) if *own == milestone))
+        purposes.any(|purpose| matches!(purpose, Purpose::KernelEvent(own) if *own == kernel_event))
     }
 
     /// Reads and decodes the original bytes anew.

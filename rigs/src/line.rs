@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_found_behind_what_a_kernel_prints() {
+    fn line_is_found_behind_the_kernel_s_prefix() {
         let case = Line::Case(Case {
             backend: Backend::Amd,
             case: "calls/int3/1".to_owned(),

@@ -24,8 +24,8 @@ fn check(event: &str) {
         timeout: Duration::from_secs(520),
         arguments: &arguments,
     };
-    let tell = |line: &Line| println!("{line:?}");
-    let launched = launch::run(&launch, &tell).expect("the last line comes out");
+    let report = |line: &Line| println!("{line:?}");
+    let launched = launch::run(&launch, &report).expect("the last line comes out");
     assert_eq!((launched.cases, launched.failed), (1, 0));
 }
 

@@ -41,8 +41,8 @@ fn functions_that_the_workload_counts_are_swept_without_harm() {
         results: results.path(),
         timeout: Duration::from_secs(240),
     };
-    let tell = |line: &Line| println!("{line:?}");
-    let cells = campaign.run(&tell).expect("the last line comes out");
+    let report = |line: &Line| println!("{line:?}");
+    let cells = campaign.run(&report).expect("the last line comes out");
     let [cell] = &cells[..] else {
         panic!("{cells:?}");
     };
@@ -64,6 +64,6 @@ fn functions_that_the_workload_counts_are_swept_without_harm() {
         ..options.clone()
     };
     campaign.options = &resumed;
-    let again = campaign.run(&tell).expect("the last line comes out");
+    let again = campaign.run(&report).expect("the last line comes out");
     assert_eq!(again[0].sum.as_ref(), Some(&sum));
 }

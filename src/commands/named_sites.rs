@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_types_and_what_is_refused_is_listed_too() {
+    fn untyped_and_refused_sites_are_listed() {
         let mut out = Vec::new();
         write("syscall:f", None, None, false, &mut out).expect("written");
         write("syscall:g", None, Some("why".to_owned()), false, &mut out).expect("written");

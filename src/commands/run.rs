@@ -144,7 +144,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     output.registers = registers;
     // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
-    let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
+    let print_note = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let replaced = replace(
         &mut config,
         &mut expectations,
@@ -153,7 +153,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         MayFetch::Yes(&show),
     )?;
     for note in &replaced.notes {
-        tell(printable(note).into_owned());
+        print_note(printable(note).into_owned());
     }
     let kernel = &guest.kernel;
     let lines = replaced.info;
@@ -161,7 +161,10 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     let has_lines = lines.is_some();
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     guest.check(&config)?;
-    let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
+    let place = Place::find(
+        identity::place(config.accel, identity.as_ref())?,
+        &print_note,
+    )?;
     place.prepare(&show)?;
     // The socket lives until the end of the run. Connections that arrive before the guest starts wait in the socket.
     let mut socket = match &config.control {
@@ -189,7 +192,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         }
     };
     let sandbox = config.sandbox;
-    sandbox.put_in_force(identity.as_ref(), add, &tell)?;
+    sandbox.put_in_force(identity.as_ref(), add, &print_note)?;
     signals::listen(&stop).map_err(RunError::Signals)?;
     let reporter = reporter.start()?;
     let clients = match &socket {
@@ -231,7 +234,7 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     if exit == Exit::Interrupted {
         say("hyprobe: the run was interrupted: nothing is judged");
     }
-    tell_verdicts(&verdicts, exit);
+    print_verdicts(&verdicts, exit);
     if let (Some(core), Some(path)) = (core, &output.crash_dump)
         && core.has_dump()
     {
@@ -255,7 +258,7 @@ fn core_file(path: &Path) -> Result<CoreFile, RunError> {
 }
 
 /// Prints the broken expectations, or that all expectations hold.
-fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
+fn print_verdicts(verdicts: &[Verdict], exit: Exit) {
     let style = Style::for_stream(io::stderr().is_terminal());
     for Verdict {
         expected,

@@ -36,7 +36,7 @@ pub enum BootError {
 
 /// The result of a start.
 #[derive(Debug)]
-enum CameUp {
+enum StartOutcome {
     /// The run inside has reported, a port is damaged, a stop was requested, or QEMU ended without a crash.
     Yes,
     /// Nothing within the limit.
@@ -47,14 +47,14 @@ enum CameUp {
 
 /// A start that was given up.
 #[derive(Debug)]
-pub struct GivenUp {
+pub struct AbandonedStart {
     /// Since QEMU's start.
     pub(crate) after: Duration,
     /// QEMU's status and last line, if a signal has ended it.
     pub(crate) crash: Option<String>,
 }
 
-impl fmt::Display for GivenUp {
+impl fmt::Display for AbandonedStart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let after = self.after.as_secs_f64();
         match &self.crash {
@@ -102,7 +102,7 @@ impl Booting {
     }
 
     /// Waits for a report of the run inside, for a stop request or for QEMU's end, at most for `limit`.
-    fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> CameUp {
+    fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> StartOutcome {
         loop {
             // Behind the threads' ends, nothing more can arrive.
             let ended = self.running.ended();
@@ -118,16 +118,16 @@ impl Booting {
             };
             drop(received);
             if facts.started || facts.finished || facts.violation || facts.stop {
-                return CameUp::Yes;
+                return StartOutcome::Yes;
             }
             match ended {
-                Some(status) if self.running.has_crashed() => return CameUp::Crashed(status),
+                Some(status) if self.running.has_crashed() => return StartOutcome::Crashed(status),
                 // The outer Linux has powered off, or QEMU refuses the options: another start would end in the same way.
-                Some(_) => return CameUp::Yes,
+                Some(_) => return StartOutcome::Yes,
                 None => (),
             }
             if self.began.elapsed() >= limit {
-                return CameUp::Late;
+                return StartOutcome::Late;
             }
             self.inbox.wait_for_news(&facts, TICK);
         }
@@ -152,7 +152,7 @@ pub(super) fn boot(
     inputs: &Inputs,
     limits: &[Duration],
     stop: &StopSignal,
-    again: &dyn Fn(GivenUp),
+    again: &dyn Fn(AbandonedStart),
 ) -> Result<Booting, BootError> {
     let mut limits = limits.iter().peekable();
     loop {
@@ -161,10 +161,10 @@ pub(super) fn boot(
         let came_up = booting.comes_up(limit, stop);
         let after = booting.began.elapsed();
         let crash = match came_up {
-            CameUp::Yes => return Ok(booting),
+            StartOutcome::Yes => return Ok(booting),
             _ if limits.peek().is_none() => return Ok(booting),
-            CameUp::Late => None,
-            CameUp::Crashed(status) => Some(status),
+            StartOutcome::Late => None,
+            StartOutcome::Crashed(status) => Some(status),
         };
         let tail = booting.tail.clone();
         booting.give_up();
@@ -174,7 +174,7 @@ pub(super) fn boot(
             ?crash,
             "the outer Linux does not come up; started again"
         );
-        again(GivenUp { after, crash });
+        again(AbandonedStart { after, crash });
     }
 }
 
@@ -198,7 +198,7 @@ exec sleep 60
 "#;
 
     /// Boots with the script in QEMU's place. Returns the start given up before the boot.
-    fn boot_after(first: &str) -> GivenUp {
+    fn boot_after(first: &str) -> AbandonedStart {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("qemu");
         std::fs::write(&path, SCRIPT.replace("FIRST", first)).expect("written");
@@ -231,7 +231,7 @@ exec sleep 60
     }
 
     #[test]
-    fn one_that_crashes_is_started_again_and_its_last_line_is_told() {
+    fn crashed_qemu_is_started_again_and_its_last_line_is_reported() {
         let crash = boot_after("echo 'Assertion x failed.' >&2; kill -ABRT $$").crash;
         let crash = crash.expect("a crash");
         assert!(crash.starts_with("signal: 6"), "{crash}");

@@ -17,7 +17,7 @@ use manifest::GuestEnd;
 use outer::Qemu;
 use thiserror::Error;
 
-use super::boot::{self, BootError, Booting, GivenUp};
+use super::boot::{self, AbandonedStart, BootError, Booting};
 use super::command::Running;
 use super::inputs::{GuestKernel, Inputs, InputsError};
 use super::lines::LineError;
@@ -121,7 +121,7 @@ pub enum Step<'a> {
     /// QEMU is started.
     Booting(&'a Qemu),
     /// QEMU is started again, because a start was given up.
-    Again(&'a GivenUp),
+    Again(&'a AbandonedStart),
     /// The run inside begins.
     Running {
         /// Since QEMU's start.
@@ -192,7 +192,7 @@ pub fn launch(
     let inputs = Inputs::build(config, kernel, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
     let restarts = RefCell::new(Vec::new());
-    let again = |start: GivenUp| {
+    let again = |start: AbandonedStart| {
         progress(&Step::Again(&start));
         restarts.borrow_mut().push(start.to_string());
     };

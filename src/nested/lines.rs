@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_shown() {
+    fn line_that_is_no_json_is_in_the_error() {
         let mut buffer = Vec::new();
         let error = read_line::<u32>(&mut &b"oops\n"[..], &mut buffer, 100).expect_err("json");
         assert!(error.to_string().contains("oops"), "{error}");

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wish_to_stop_keeps_its_reason() {
+    fn stop_request_keeps_its_reason() {
         for reason in [
             StopReason::Signal,
             StopReason::OutputClosed,

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_queue_does_not_take_is_counted() {
+    fn posts_refused_by_the_queue_are_counted() {
         let (outbox, receiver) = Outbox::new();
         let posts = Arc::<Posts>::default();
         let sink = QueueSink::new(outbox.clone(), Arc::clone(&posts));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted() {
+    fn unwritten_events_are_counted() {
         let written = Arc::default();
         let mut stream = Stream::new("x".to_owned(), Full(10), false, &written);
         let event = |stream: &mut Stream| stream.event(|out| out.extend_from_slice(b"12345678\n"));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_never_came_to_a_stream_are_its_failure() {
+    fn bytes_that_never_reached_a_stream_are_its_failure() {
         let stream = || Stream::new("x".to_owned(), Full(10), false, &Arc::default());
         assert!(stream().into_failure(false).is_none());
         let (name, bytes, error) = stream().into_failure(true).expect("failure");

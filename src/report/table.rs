@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_are_told_below_the_end() {
+    fn restarts_are_printed_below_the_end() {
         let run = Summary {
             restarts: vec!["QEMU ended after 2.1 s (signal: 6)".to_owned()],
             ..run(Vec::new())

@@ -97,11 +97,11 @@ impl Writer {
                     self.add_frame_lines(&mut event, &mut lines);
                     hits += u64::from(matches!(*event, Event::Hit(_) | Event::Return(_)));
                     self.event(&event, &mut lines);
-                    self.tell_closed();
+                    self.stop_if_closed();
                 }
                 Ok(Message::Console(bytes)) => {
                     self.console(&bytes, &mut lines);
-                    self.tell_closed();
+                    self.stop_if_closed();
                 }
                 Ok(Message::End { summary, refused }) => {
                     self.events.push(|out| {
@@ -163,11 +163,11 @@ impl Writer {
             }
             stream.flush();
         }
-        self.tell_closed();
+        self.stop_if_closed();
     }
 
     /// Ends the run if the reader has closed its end. A queue that is never empty is never flushed, so each message calls this.
-    fn tell_closed(&self) {
+    fn stop_if_closed(&self) {
         let console = self.console.stream().is_some_and(Stream::is_closed);
         if self.events.is_closed() || console {
             self.stop.request(StopReason::OutputClosed);

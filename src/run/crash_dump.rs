@@ -113,29 +113,29 @@ impl CrashDump {
         }
     }
 
-    /// Writes the dump of `machine`, which has ended by `end`. `tell` gets a sentence for each missing part. Returns the size of the core file.
+    /// Writes the dump of `machine`, which has ended by `end`. `print_note` gets a sentence for each missing part. Returns the size of the core file.
     pub(crate) fn write(
         self,
         machine: &Live,
         end: GuestEnd,
-        tell: &dyn Fn(&str),
+        print_note: &dyn Fn(&str),
     ) -> Result<u64, CrashDumpError> {
         match self {
-            Self::File(core) => core.write(|file| write_file(machine, end, file, tell)),
+            Self::File(core) => core.write(|file| write_file(machine, end, file, print_note)),
             Self::Frames(port) => write_frames(machine, end, port),
         }
     }
 }
 
-/// Writes the core file to `file`, and remarks to `tell`.
+/// Writes the core file to `file`, and remarks to `print_note`.
 fn write_file(
     machine: &Live,
     end: GuestEnd,
     mut file: SparseFile,
-    tell: &dyn Fn(&str),
+    print_note: &dyn Fn(&str),
 ) -> Result<u64, CrashDumpError> {
     let begin = |_: u64, remarks: &[String]| {
-        remarks.iter().for_each(|text| tell(text));
+        remarks.iter().for_each(|text| print_note(text));
         Ok(())
     };
     let written = dump_ended(machine, end, begin, |piece| match piece {

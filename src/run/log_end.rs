@@ -12,7 +12,7 @@ use manifest::GuestEnd;
 const MAX_BYTES: usize = 32 << 10;
 
 /// Whether the summary of a guest that has ended by `end` has the end of the log.
-pub(crate) const fn is_told(end: GuestEnd) -> bool {
+pub(crate) const fn is_log_reported(end: GuestEnd) -> bool {
     matches!(
         end,
         GuestEnd::Panic | GuestEnd::TripleFault | GuestEnd::Timeout | GuestEnd::Halted

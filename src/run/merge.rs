@@ -91,7 +91,7 @@ impl Failure for MergeError {
 
 /// The requested run, without defaults and before any look-up.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct RequestedRun {
     kernel: KernelSource,
     initrd: Initrd,
     cmdline: String,
@@ -119,10 +119,12 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         Some(path) => Manifest::load(path)?,
         None => Manifest::default(),
     };
-    let asked = ask(args, &manifest)?;
+    let requested = ask(args, &manifest)?;
     let wanted = &manifest.guest.modules;
-    let (kernel, modules) = match asked.kernel {
-        _ if !wanted.is_empty() && asked.initrd != Initrd::Demo => return Err(MergeError::Modules),
+    let (kernel, modules) = match requested.kernel {
+        _ if !wanted.is_empty() && requested.initrd != Initrd::Demo => {
+            return Err(MergeError::Modules);
+        }
         KernelSource::File(_) if !wanted.is_empty() => return Err(MergeError::Modules),
         KernelSource::File(path) => (KernelInput::File(absolute(path)?), Vec::new()),
         KernelSource::Image(name) => images::kernel(&name, say)
@@ -133,9 +135,9 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
             })
             .map_err(|source| MergeError::Image { name, source })?,
     };
-    let initrd = match asked.initrd {
+    let initrd = match requested.initrd {
         Initrd::File(path) => Initrd::File(absolute(path)?),
-        Initrd::None | Initrd::Demo => asked.initrd,
+        Initrd::None | Initrd::Demo => requested.initrd,
     };
     let run = &manifest.run;
     let console = args
@@ -147,11 +149,11 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         kernel,
         initrd,
         modules,
-        cmdline: asked.cmdline,
-        memory_bytes: asked.memory_bytes,
-        cpus: asked.cpus,
+        cmdline: requested.cmdline,
+        memory_bytes: requested.memory_bytes,
+        cpus: requested.cpus,
         boot: args.boot.or(manifest.guest.boot).unwrap_or_default(),
-        probes: asked.probes,
+        probes: requested.probes,
         injections: manifest.injections.clone(),
         accel: args.accel.or(run.accel).unwrap_or_default(),
         trap: args.trap.unwrap_or_default(),
@@ -161,7 +163,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
             Console::File(path) => Console::File(absolute(path)?),
             Console::Stdio | Console::None => console,
         },
-        timeout: asked.timeout,
+        timeout: requested.timeout,
         control: args
             .control
             .clone()
@@ -188,7 +190,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
     })
 }
 
-fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
+fn ask(args: &RunArgs, manifest: &Manifest) -> Result<RequestedRun, MergeError> {
     let guest = &manifest.guest;
     let kernel = match (&args.kernel, &args.image) {
         (Some(path), _) => KernelSource::File(path.clone()),
@@ -211,7 +213,7 @@ fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
             ..parsed.into()
         });
     }
-    Ok(Asked {
+    Ok(RequestedRun {
         initrd: match initrd {
             Some(InitrdSource::File(path)) => Initrd::File(path),
             Some(InitrdSource::Workload(Workload::Demo)) => Initrd::Demo,

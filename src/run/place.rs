@@ -84,8 +84,8 @@ impl Device {
 }
 
 impl Place {
-    /// Chooses the place. If there is a choice, `tell` gets the reason.
-    pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, PlaceError> {
+    /// Chooses the place. If there is a choice, `print_note` gets the reason.
+    pub(crate) fn find(accel: Accel, print_note: &dyn Fn(String)) -> Result<Self, PlaceError> {
         match accel {
             Accel::Kvm => Ok(Self::Here(Device::default())),
             Accel::Nested => Ok(Self::Nested(Qemu::find()?)),
@@ -95,7 +95,7 @@ impl Place {
                     .and_then(|host| self_test(&host).map_err(Unusable::from));
                 let choice = nested::choose(&kvm, Qemu::find);
                 if !matches!(choice, Choice::Neither { .. }) {
-                    tell(choice.to_string());
+                    print_note(choice.to_string());
                 }
                 match choice {
                     Choice::Kvm { .. } => Ok(Self::Here(Device::default())),

@@ -24,7 +24,7 @@ use crate::report::printable;
 use crate::run::crash_dump::is_crash;
 use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
-use crate::run::log_end::{is_told, log_end};
+use crate::run::log_end::{is_log_reported, log_end};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -151,7 +151,7 @@ pub(crate) fn run_guest(
     });
     let judged = summary.map(|mut summary| {
         began.judge(&mut summary);
-        if is_told(summary.guest.end) {
+        if is_log_reported(summary.guest.end) {
             summary.guest.log = Some(Box::new(log_end(&machine)));
         }
         summary
@@ -159,9 +159,9 @@ pub(crate) fn run_guest(
     if let (Some(dump), Ok(summary)) = (dump, &judged)
         && is_crash(summary.guest.end)
     {
-        let tell = |text: &str| say(format_args!("hyprobe: {}", printable(text)));
-        if let Err(error) = dump.write(&machine, summary.guest.end, &tell) {
-            tell(&format!("no dump of the crash: {}", chain(&error)));
+        let print_note = |text: &str| say(format_args!("hyprobe: {}", printable(text)));
+        if let Err(error) = dump.write(&machine, summary.guest.end, &print_note) {
+            print_note(&format!("no dump of the crash: {}", chain(&error)));
         }
     }
     if let Some(served) = served {

@@ -16,7 +16,7 @@ fn repeated(count: usize, lines: impl Fn(usize) -> String) -> String {
 }
 
 #[test]
-fn what_is_not_a_regular_file_is_refused_at_once() {
+fn path_that_is_no_regular_file_is_refused_at_once() {
     let folder = Folder::new();
     mkfifoat(
         CWD,
@@ -182,7 +182,7 @@ fn a_manifest_at_its_limits_is_understood() {
 }
 
 #[test]
-fn a_problem_in_a_long_line_is_told_in_words() {
+fn problem_in_a_long_line_is_described_in_words() {
     let folder = Folder::new();
     let blanks = " ".repeat(100_000);
     let key = "k".repeat(1_000_000);

@@ -158,7 +158,7 @@ error: `kprob:vfs_read` is not a probe
 }
 
 #[test]
-fn a_manifest_with_a_typo_is_shown_with_the_spot() {
+fn typo_in_a_manifest_is_labelled() {
     let folder = Folder::new();
     folder.file("run.toml", "[guest]\nkernl = \"vmlinuz\"\n");
     folder.refuses(
@@ -322,7 +322,7 @@ fn regular_expression_for_symbols_gets_the_advice_to_write_a_glob() {
 }
 
 #[test]
-fn types_of_a_kernel_without_btf_say_so() {
+fn types_of_a_kernel_without_btf_are_refused_with_the_reason() {
     let types = Folder::new().hyprobe(&["types", "--kernel", kernel(), "struct file"]);
     assert_eq!((types.code, types.stdout.as_str()), (Some(2), ""));
     assert!(
@@ -387,7 +387,7 @@ fn images_are_listed() {
 }
 
 #[test]
-fn a_host_without_kvm_and_qemu_is_told_what_to_do() {
+fn run_without_kvm_and_qemu_fails_with_the_reason() {
     let folder = Folder::new();
     let outcome = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
         .args(["run", "--accel", "nested", "--kernel", kernel()])
@@ -492,7 +492,7 @@ fn every_function_is_judged() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_as_in_a_run() {
+fn check_refuses_an_unresolvable_probe_as_a_run_does() {
     let folder = Folder::new();
     folder.file(
         "m.toml",

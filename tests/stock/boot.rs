@@ -394,7 +394,7 @@ impl Drop for Running {
             let pid = rustix::process::Pid::from_child(&child);
             // The command may have ended already.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            eprintln!("{}", self.left_by(child).told());
+            eprintln!("{}", self.left_by(child).report());
         }
     }
 }
@@ -410,7 +410,7 @@ pub(crate) struct Ran {
 
 impl Ran {
     /// For a failure's message.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn report(&self) -> String {
         let events: Vec<&str> = self.events.lines().collect();
         let last = events[events.len().saturating_sub(5)..].join("\n");
         format!("{}\n{}\n{last}", self.console, self.errors)
@@ -431,7 +431,7 @@ impl Ran {
         let mut events = self.events();
         let last = events.pop();
         let Some(Event::Summary(summary)) = last else {
-            panic!("the last line is no summary: {last:?}\n{}", self.told());
+            panic!("the last line is no summary: {last:?}\n{}", self.report());
         };
         assert!(
             !events
@@ -477,15 +477,15 @@ impl Ran {
     /// The work of the workload, as counted by the workload.
     pub(crate) fn counts(&self) -> Counts {
         let counts = Counts::from_console(&self.console)
-            .unwrap_or_else(|| panic!("the workload has not come to its end\n{}", self.told()));
-        assert_eq!(counts.failed, 0, "the workload's calls: {}", self.told());
+            .unwrap_or_else(|| panic!("the workload has not come to its end\n{}", self.report()));
+        assert_eq!(counts.failed, 0, "the workload's calls: {}", self.report());
         counts
     }
 
     /// Asserts that the guest has printed no complaint.
     pub(crate) fn assert_well(&self) {
         for complaint in COMPLAINTS {
-            assert!(!self.console.contains(complaint), "{}", self.told());
+            assert!(!self.console.contains(complaint), "{}", self.report());
         }
     }
 }

@@ -77,7 +77,7 @@ fn a_guest_with_probes_in_the_loop_that_reads_its_steal_time_comes_to_its_end() 
         .option("--timeout", "150s");
     let boot = loops.iter().fold(boot, |boot, spec| boot.counted(spec));
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let summary = ran.summary();
     for spec in &loops {

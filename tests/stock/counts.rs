@@ -26,7 +26,7 @@ fn check(image: &str, cpus: u8) {
         .probe("kprobe:__x64_sys_getpid")
         .probe(self_test)
         .run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let (summary, counts) = (ran.summary(), ran.counts());
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
@@ -43,11 +43,11 @@ fn check(image: &str, cpus: u8) {
     }
     let self_test = probe(&summary, self_test);
     assert_eq!((self_test.hits, self_test.state), (1, ProbeState::Gone));
-    assert_hits_are_told(&ran, cpus);
+    assert_hits_are_emitted(&ran, cpus);
 }
 
 /// Every hit is a line, in the order in which they happened on each vCPU, and each vCPU has some.
-fn assert_hits_are_told(ran: &Ran, cpus: u8) {
+fn assert_hits_are_emitted(ran: &Ran, cpus: u8) {
     let hits = ran.hits();
     for probe in &ran.summary().probes {
         let told: Vec<_> = hits

@@ -61,10 +61,10 @@ fn check(image: &str) {
         boot = boot.counted(OWN_INT3);
     }
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
-    assert!(ran.console.contains("cycle 5"), "{}", ran.told());
-    assert!(ran.console.contains("online: 0-1"), "{}", ran.told());
+    assert!(ran.console.contains("cycle 5"), "{}", ran.report());
+    assert!(ran.console.contains("online: 0-1"), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     for probe in &summary.probes {

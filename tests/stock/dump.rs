@@ -207,7 +207,7 @@ fn dump_of_a_crash_has_the_panic_s_last_words_and_only_the_user_may_read_it() {
     let core = path.to_str().expect("UTF-8");
     let boot = Boot::with_script(&stock, CRASH).cpus(2);
     let ran = boot.option("--dump-on-crash", core).run();
-    assert_eq!(ran.code, Some(4), "{}", ran.told());
+    assert_eq!(ran.code, Some(4), "{}", ran.report());
     let metadata = std::fs::metadata(&path).expect("the core file");
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     // Zeros are holes.
@@ -227,7 +227,7 @@ fn guest_that_does_not_crash_leaves_an_empty_core_file() {
     let ran = boot
         .option("--dump-on-crash", path.to_str().expect("UTF-8"))
         .run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     assert_eq!(std::fs::metadata(&path).expect("there").len(), 0);
 }
 

@@ -11,13 +11,13 @@ use crate::boot::{Boot, Stock, probe};
 const IMAGE: &str = "debian-6.1";
 
 #[test]
-fn a_panic_is_told() {
+fn guest_panic_is_reported() {
     let stock = Stock::fetch(IMAGE);
     let ran = Boot::new(&stock, "opens=7 end=exit")
         .probe("kprobe:do_sys_openat2")
         .run();
-    assert_eq!(ran.code, Some(4), "{}", ran.told());
-    assert!(ran.console.contains("Kernel panic"), "{}", ran.told());
+    assert_eq!(ran.code, Some(4), "{}", ran.report());
+    assert!(ran.console.contains("Kernel panic"), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Panic);
     let log = summary.guest.log.as_ref().expect("the log");
@@ -32,14 +32,14 @@ fn a_panic_is_told() {
 }
 
 #[test]
-fn a_timeout_is_told() {
+fn timeout_is_reported() {
     let stock = Stock::fetch(IMAGE);
     // The workload repeats the same calls for far longer than the timeout.
     let ran = Boot::new(&stock, "getpids=1 repeat=1000000 pause=1")
         .probe("kprobe:__x64_sys_getpid")
         .option("--timeout", "10s")
         .run();
-    assert_eq!(ran.code, Some(5), "{}", ran.told());
+    assert_eq!(ran.code, Some(5), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Timeout);
     assert!(summary.ran_ns >= 10_000_000_000, "{} ns", summary.ran_ns);
@@ -62,16 +62,16 @@ fn a_run_that_a_signal_ends_is_not_judged() {
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
     }
     let ran = running.finish();
-    assert_eq!(ran.code, Some(6), "{}", ran.told());
+    assert_eq!(ran.code, Some(6), "{}", ran.report());
     assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
-    let told = ran.told();
+    let told = ran.report();
     assert!(told.contains("the run was interrupted"), "{told}");
     assert!(!told.contains("expectation"), "{told}");
 }
 
 /// The events fill the pipe, the queues of both Linuxes and the guest's ring; with the ring full, the probe's hits exit.
 #[test]
-fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
+fn run_with_unread_events_ends_at_its_timeout_and_counts_them() {
     let stock = Stock::fetch(IMAGE);
     let began = Instant::now();
     // On a busy host the kernel alone takes 20 s to boot.
@@ -81,7 +81,7 @@ fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
         .unread()
         .run();
     let took = began.elapsed();
-    let told = ran.told();
+    let told = ran.report();
     assert_eq!(ran.code, Some(3), "{told}");
     let (_, lost) = told.split_once("was not read for 30 s: ").expect(&told);
     let (lost, _) = lost.split_once(' ').expect(&told);
@@ -97,12 +97,12 @@ fn after_time(line: &str) -> &str {
 }
 
 #[test]
-fn guest_that_halts_for_good_tells_where_its_vcpus_are() {
+fn halted_guest_is_reported_with_the_stacks_of_its_vcpus() {
     let stock = Stock::fetch(IMAGE);
     let script = "#!/bin/busybox sh\n/bin/busybox halt -f\n";
     let ran = Boot::with_script(&stock, script).cpus(2).run();
     let guest = ran.summary().guest;
-    assert_eq!(guest.end, GuestEnd::Halted, "{}", ran.told());
+    assert_eq!(guest.end, GuestEnd::Halted, "{}", ran.report());
     let [first, second] = &guest.vcpus[..] else {
         panic!("{guest:?}")
     };
@@ -140,8 +140,8 @@ fn a_console_that_cannot_be_written_is_a_failure_and_the_events_are_whole() {
         .probe("kprobe:__x64_sys_getpid")
         .console_at("/dev/full")
         .run();
-    assert_eq!(ran.code, Some(3), "{}", ran.told());
-    let told = ran.told();
+    assert_eq!(ran.code, Some(3), "{}", ran.report());
+    let told = ran.report();
     assert!(told.contains("cannot write to /dev/full: "), "{told}");
     assert!(told.contains(" bytes are lost: No space left"), "{told}");
     let summary = ran.summary();
@@ -150,7 +150,7 @@ fn a_console_that_cannot_be_written_is_a_failure_and_the_events_are_whole() {
 }
 
 #[test]
-fn guest_that_interrupts_itself_for_system_management_is_told_so() {
+fn system_management_interrupt_is_reported() {
     let folder = tempfile::tempdir().expect("tempdir");
     let kernel = guest_images::build_testguest(folder.path()).expect("the test guest compiles");
     let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))

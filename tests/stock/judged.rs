@@ -118,7 +118,7 @@ exec qemu-system-x86_64 "$@"
 
 /// If a case passes at the second start of QEMU, the text output and the JUnit file report the restart.
 #[test]
-fn a_restart_of_qemu_is_told() {
+fn restart_of_qemu_is_reported() {
     let folder = tempfile::tempdir().expect("tempdir");
     let qemu = folder.path().join("qemu");
     std::fs::write(&qemu, CRASHES_ONCE).expect("written");

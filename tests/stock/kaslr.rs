@@ -24,7 +24,7 @@ fn check(image: &str) -> u64 {
         boot = boot.probe(probe);
     }
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let (summary, counts) = (ran.summary(), ran.counts());
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);

@@ -27,7 +27,7 @@ fn check(image: &str, cpus: u8) {
         boot = boot.probe(&format!("kprobe:{pattern}"));
     }
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let (summary, counts) = (ran.summary(), ran.counts());
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);

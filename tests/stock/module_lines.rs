@@ -56,7 +56,7 @@ fn line_of_a_module_of_debian_6_1_is_probed_in_its_build() {
         .probe("kprobe:dummy:made_up.S:5")
         .probe(other)
         .run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let summary = ran.summary();
     let place = format!("kprobe:dummy@{}:dummy_setup+0x5", &build_id[..12]);

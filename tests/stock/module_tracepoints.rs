@@ -65,7 +65,7 @@ fn check(image: &str, rounds: &[&str], has_types: bool) {
         .iter()
         .fold(boot, |boot, spec| boot.probe(spec));
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     ran.assert_well();
@@ -79,12 +79,12 @@ fn check(image: &str, rounds: &[&str], has_types: bool) {
     assert!(
         traced.iter().all(|count| *count > 10),
         "{traced:?} {}",
-        ran.told()
+        ran.report()
     );
-    assert_eq!(number(&ran, "left "), 0, "{}", ran.told());
+    assert_eq!(number(&ran, "left "), 0, "{}", ran.report());
     let [start, done] = [START, DONE].map(|name| probe(&summary, name));
     assert_eq!(start.hits, traced.iter().sum::<i64>().cast_unsigned());
-    assert_eq!(done.hits, start.hits, "{}", ran.told());
+    assert_eq!(done.hits, start.hits, "{}", ran.report());
     for probe in [start, done] {
         assert_eq!(probe.state, ProbeState::Gone, "{probe:?}");
     }
@@ -106,7 +106,7 @@ fn check(image: &str, rounds: &[&str], has_types: bool) {
 
     // A tracepoint of the kernel in a module.
     let deleted = of(&hits, DELETE);
-    assert!(!deleted.is_empty(), "{}", ran.told());
+    assert!(!deleted.is_empty(), "{}", ran.report());
     assert_eq!(
         deleted.len(),
         usize::try_from(number(&ran, "deleted ")).expect("a count")

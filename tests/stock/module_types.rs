@@ -28,7 +28,7 @@ fn run(image: &str) -> Ran {
         .iter()
         .fold(boot, |boot, probe| boot.probe(probe));
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran
 }
 
@@ -42,7 +42,7 @@ fn declared(params: &[Param]) -> Vec<String> {
 /// The first hit of `probe`.
 fn hit<'h>(hits: &'h [Hit], probe: &str, ran: &Ran) -> &'h Hit {
     let hit = hits.iter().find(|hit| &*hit.probe == probe);
-    hit.unwrap_or_else(|| panic!("no hit of {probe}\n{}", ran.told()))
+    hit.unwrap_or_else(|| panic!("no hit of {probe}\n{}", ran.report()))
 }
 
 fn check(image: &str) {

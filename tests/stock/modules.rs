@@ -29,7 +29,7 @@ fn check(image: &str, cpus: u8) {
         boot = boot.probe(name);
     }
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let (summary, counts) = (ran.summary(), ran.counts());
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
@@ -50,7 +50,7 @@ fn check(image: &str, cpus: u8) {
         assert_eq!(accounted, (1, Some(1), Some(0), ProbeState::Gone), "{name}");
         let returns = ran.returns();
         let told = returns.iter().find(|told| *told.probe == *name);
-        let told = told.unwrap_or_else(|| panic!("no return of {name}\n{}", ran.told()));
+        let told = told.unwrap_or_else(|| panic!("no return of {name}\n{}", ran.report()));
         assert_eq!(told.retval.0, 0, "{name} succeeds");
         assert!(told.symbol.ends_with(" [dummy]"), "{}", told.symbol);
     }

@@ -29,14 +29,14 @@ const DEBUG_REGISTERS: usize = 4;
 
 /// The guest's own report, which has to be the same with and without probes.
 fn transcript(ran: &Ran) -> Vec<&str> {
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let lines: Vec<&str> = ran
         .console
         .lines()
         .filter_map(|line| Some(line.split_once("kprobes: ")?.1.trim_end()))
         .collect();
-    assert_eq!(lines.last(), Some(&"done"), "{}", ran.told());
+    assert_eq!(lines.last(), Some(&"done"), "{}", ran.report());
     lines
 }
 
@@ -87,7 +87,7 @@ fn our_hits(ran: &Ran) -> Vec<Vec<Hits>> {
             *call.entry(probe.to_string()).or_default() += 1;
         }
     }
-    assert_eq!(marks, 2 * ROUNDS, "{}", ran.told());
+    assert_eq!(marks, 2 * ROUNDS, "{}", ran.report());
     rounds
 }
 
@@ -127,7 +127,7 @@ fn check(image: &str, cpus: u8) {
     let alone = boot.clone().run();
     let expected = transcript(&alone);
     let own = own_hits(&expected);
-    assert!(own.len() > 60, "{}", alone.told());
+    assert!(own.len() > 60, "{}", alone.report());
 
     let mut beside = boot.probe(MARK);
     for name in FUNCTIONS {
@@ -143,7 +143,7 @@ fn check(image: &str, cpus: u8) {
     let beside = beside.run();
     let told = transcript(&beside);
     for (without, with) in expected.iter().zip(&told) {
-        assert_eq!(without, with, "{}", beside.told());
+        assert_eq!(without, with, "{}", beside.report());
     }
     assert_eq!(expected.len(), told.len());
 
@@ -210,7 +210,7 @@ fn check(image: &str, cpus: u8) {
         "places with an unseen hit, by round: {late:?}"
     );
     let [_, first, off, again] = optimised(&beside)[..] else {
-        panic!("the optimiser was not asked\n{}", beside.told());
+        panic!("the optimiser was not asked\n{}", beside.report());
     };
     assert!(
         first > 0 && off == 0 && again == first,

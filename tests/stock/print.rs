@@ -42,7 +42,7 @@ impl Guest {
     }
 
     /// The rest of the console's line that begins with `word`.
-    fn said(&self, word: &str) -> &str {
+    fn rest_of_line(&self, word: &str) -> &str {
         let lines = self.console.lines();
         let mut rests = lines.filter_map(|line| line.trim().strip_prefix(word)?.strip_prefix(' '));
         rests
@@ -93,23 +93,29 @@ fn check(image: &str) {
     let value = |expression: &str| guest.value(&[expression]);
 
     assert_eq!(value("init_uts_ns.name.nodename"), "probed-guest");
-    assert_eq!(value("init_uts_ns.name.release"), guest.said("release"));
+    assert_eq!(
+        value("init_uts_ns.name.release"),
+        guest.rest_of_line("release")
+    );
     assert_eq!(value("init_task.pid"), 0);
     assert_eq!(value("init_task.comm"), "swapper/0");
     let init = "init_pid_ns.child_reaper";
     assert_eq!(value(&format!("{init}->comm")), "init");
     assert_eq!(
         value(&format!("{init}->pid")).to_string(),
-        guest.said("pid")
+        guest.rest_of_line("pid")
     );
-    assert_eq!(value("panic_timeout").to_string(), guest.said("panic"));
+    assert_eq!(
+        value("panic_timeout").to_string(),
+        guest.rest_of_line("panic")
+    );
     assert_eq!(
         guest.value(&["-t", "int", "panic_timeout"]),
         value("panic_timeout")
     );
 
     // Behind the name in brackets, fields are numbers.
-    let stat: Vec<&str> = guest.said("stat").split(' ').collect();
+    let stat: Vec<&str> = guest.rest_of_line("stat").split(' ').collect();
     for (member, field) in [
         ("start_code", START_CODE),
         ("start_stack", START_STACK),
@@ -167,21 +173,21 @@ fn check(image: &str) {
 }
 
 #[test]
-fn values_of_debian_5_10_are_what_the_guest_says() {
+fn values_of_debian_5_10_equal_those_of_the_guest() {
     check("debian-5.10");
 }
 
 #[test]
-fn values_of_debian_6_1_are_what_the_guest_says() {
+fn values_of_debian_6_1_equal_those_of_the_guest() {
     check("debian-6.1");
 }
 
 #[test]
-fn values_of_debian_6_12_are_what_the_guest_says() {
+fn values_of_debian_6_12_equal_those_of_the_guest() {
     check("debian-6.12");
 }
 
 #[test]
-fn values_of_debian_sid_are_what_the_guest_says() {
+fn values_of_debian_sid_equal_those_of_the_guest() {
     check("debian-sid");
 }

@@ -22,7 +22,7 @@ fn returns_to_patched_instructions_are_seen_in_debian_6_1() {
         boot = boot.probe(probe);
     }
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);

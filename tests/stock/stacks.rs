@@ -265,8 +265,8 @@ fn check(image: &str, sample: Sample) {
         .collect();
     let (probes, traced) = (probes.concat(), script(&functions));
     let ran = Boot::with_script(&stock, &traced).expecting(&probes).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
-    assert!(ran.console.contains("stacks: done"), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
+    assert!(ran.console.contains("stacks: done"), "{}", ran.report());
 
     let (theirs, ours) = (theirs(&ran), ours(&ran));
     let mut equal = BTreeSet::new();
@@ -304,8 +304,8 @@ fn check(image: &str, sample: Sample) {
         unequal.len(),
         unequal.first()
     );
-    assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.told());
-    assert!(in_interrupts > 0, "{}", ran.told());
+    assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.report());
+    assert!(in_interrupts > 0, "{}", ran.report());
 }
 
 fn check_module_and_tracer(image: &str) {
@@ -316,7 +316,7 @@ fn check_module_and_tracer(image: &str) {
         .modules(&["tun"])
         .expecting(&probes)
         .run();
-    assert!(ran.console.contains("stacks: done"), "{}", ran.told());
+    assert!(ran.console.contains("stacks: done"), "{}", ran.report());
     let hits = ran.hits();
     let called_by_module = hits.iter().filter_map(|hit| {
         let caller = hit.stack.as_deref()?.get(1)?;
@@ -346,7 +346,7 @@ fn check_module_and_tracer(image: &str) {
     assert_eq!(incomplete.as_deref(), None, "{frames:?}");
     let traced = stacks.iter().find(|(_, incomplete)| incomplete.is_some());
     let Some((frames, incomplete)) = traced else {
-        panic!("no read with a tracer: {stacks:?}\n{}", ran.told());
+        panic!("no read with a tracer: {stacks:?}\n{}", ran.report());
     };
     assert!(frames[1].starts_with("vfs_read+"), "{frames:?}");
     let last = frames.last().expect("frames");

@@ -7,7 +7,7 @@ use crate::boot::{Boot, Ran, Stock, probe};
 
 const MISSING: &str = "/a/missing file";
 /// No task has the number.
-const NOBODY: i64 = 4_000_000;
+const MISSING_TASK: i64 = 4_000_000;
 const SCRIPT: &str = "#!/bin/busybox sh
 /bin/busybox sh -c 'echo opener $$; exec /bin/busybox cat \"/a/missing file\"'
 /bin/busybox sh -c 'echo killer $$; exec /bin/busybox kill -0 4000000'
@@ -39,7 +39,7 @@ seen = -3
 fn pid(ran: &Ran, word: &str) -> i32 {
     let lines = ran.console.lines();
     let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
-    numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))
+    numbers.next().unwrap_or_else(|| panic!("{}", ran.report()))
 }
 
 /// `name type` of each parameter.
@@ -85,7 +85,7 @@ fn check(image: &str) {
     let boot = boot.probe("syscall:openat").probe("retsyscall:openat");
     let boot = boot.probe("retsyscall:exit_group");
     let ran = boot.probe("syscall:chmod").probe("retsyscall:chmod").run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     let (hits, returns) = (ran.hits(), ran.returns());
@@ -96,7 +96,7 @@ fn check(image: &str) {
         params.any(|param| string(param) == Some(MISSING))
     };
     let open = hits.iter().find(is_missing);
-    let open = open.unwrap_or_else(|| panic!("{}", ran.told()));
+    let open = open.unwrap_or_else(|| panic!("{}", ran.report()));
     assert_eq!(&*open.probe, "syscall:openat");
     assert_eq!(open.task.as_ref().map(|task| task.pid), Some(opener));
     assert_eq!(
@@ -126,7 +126,7 @@ fn check(image: &str) {
     let kill = hit_of(&hits, "syscall:kill", killer);
     assert_eq!(declared(kill), ["pid pid_t", "sig int"]);
     let params = kill.params.as_ref().expect("typed");
-    assert_eq!(params[0].typed.value, Some(Number::Integer(NOBODY)));
+    assert_eq!(params[0].typed.value, Some(Number::Integer(MISSING_TASK)));
     assert_eq!(params[1].typed.value, Some(Number::Integer(0)));
     let killed = return_of(&returns, "retsyscall:kill", killer);
     assert_eq!(result(killed), (Some(Number::Integer(-3)), Some("ESRCH")));
@@ -163,15 +163,15 @@ fn calls(summary: &Summary) -> impl Iterator<Item = &events::ProbeSummary> {
 fn check_all(image: &str) {
     let stock = Stock::fetch(image);
     let ran = Boot::with_script(&stock, SCRIPT).counted("syscall:*").run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
-    assert!(calls(&summary).count() > 300, "{}", ran.told());
+    assert!(calls(&summary).count() > 300, "{}", ran.report());
     for call in calls(&summary) {
         let is_armed = call.state == ProbeState::Armed;
         assert!(is_armed || call.reason.is_some(), "{call:?}");
     }
     let armed = calls(&summary).filter(|call| call.state == ProbeState::Armed);
-    assert!(armed.count() > 300, "{}", ran.told());
+    assert!(armed.count() > 300, "{}", ran.report());
     // `poweroff` calls sync, too.
     assert!(calls(&summary).all(|call| call.probe != "syscall:ni_syscall"));
     for (name, hits) in [("sync", 4), ("chmod", 1), ("reboot", 1)] {

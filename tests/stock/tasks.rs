@@ -49,7 +49,7 @@ fn check(image: &str) {
     let boot = Boot::with_script(&stock, SCRIPT);
     let boot = boot.probe(OPEN).probe(OPENED).probe(READ).probe(THREAD);
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     ran.assert_well();
@@ -73,14 +73,14 @@ fn check(image: &str) {
     };
     let opens = of(&hits, OPEN);
     let open = opens.iter().rev().find(|(_, task)| task.pid == child);
-    let (_, task) = open.unwrap_or_else(|| panic!("{}", ran.told()));
+    let (_, task) = open.unwrap_or_else(|| panic!("{}", ran.report()));
     assert_eq!(**task, expected);
     let returns = ran.returns();
     let mut returned = returns.iter().filter_map(|call| call.task.as_ref());
     assert!(
         returned.any(|task| task.pid == child && task.uid == Some(USER)),
         "{}",
-        ran.told()
+        ran.report()
     );
     // The other tasks are root's, and in the root of the cgroups.
     let is_init = |task: &Task| task.pid == 1 && task.cgroup.as_deref() == Some("/");
@@ -89,7 +89,7 @@ fn check(image: &str) {
             .iter()
             .any(|(_, task)| is_init(task) && task.uid == Some(0)),
         "{}",
-        ran.told()
+        ran.report()
     );
 
     // A record knows the user, and neither the parent nor the cgroup; it has no exit.
@@ -105,7 +105,7 @@ fn check(image: &str) {
         .iter()
         .filter(|(_, task)| task.pid == child)
         .collect();
-    assert!(!by_child.is_empty(), "{}", ran.told());
+    assert!(!by_child.is_empty(), "{}", ran.report());
     for (hit, task) in by_child {
         let user = (task.uid, task.kernel_thread);
         assert!(
@@ -117,7 +117,7 @@ fn check(image: &str) {
     assert!(
         records.iter().any(|(_, task)| is_user(task)),
         "{}",
-        ran.told()
+        ran.report()
     );
 
     // A thread of the kernel, started by kthreadd.

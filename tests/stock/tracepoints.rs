@@ -23,7 +23,7 @@ echo enabled $(/bin/busybox cat /sys/events/sched/sched_switch/enable)
 pub(crate) fn number(ran: &Ran, word: &str) -> i64 {
     let lines = ran.console.lines();
     let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
-    numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))
+    numbers.next().unwrap_or_else(|| panic!("{}", ran.report()))
 }
 
 /// The hits of the tracepoint `name`.
@@ -79,7 +79,7 @@ fn check(image: &str) {
     }
     let boot = Boot::with_script(&stock, SCRIPT);
     let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     ran.assert_well();
@@ -95,7 +95,7 @@ fn check(image: &str) {
     let is_by = |hit: &&&Hit| hit.task.as_ref().map(|task| i64::from(task.pid)) == Some(executed);
     let execs = of(&hits, EXEC);
     let exec = execs.iter().rev().find(is_by);
-    let exec = exec.unwrap_or_else(|| panic!("{}", ran.told()));
+    let exec = exec.unwrap_or_else(|| panic!("{}", ran.report()));
     assert_eq!(
         types(exec),
         ["struct task_struct *", "pid_t", "struct linux_binprm *"]
@@ -109,7 +109,7 @@ fn check(image: &str) {
         task == Some(killed) && value(hit, "sig") == Some(Number::Integer(31))
     };
     let signals = of(&hits, SIGNAL);
-    assert!(signals.iter().any(|hit| is_kill(&hit)), "{}", ran.told());
+    assert!(signals.iter().any(|hit| is_kill(&hit)), "{}", ran.report());
 
     // A switch from one task to another: the next switch on the processor is from the other.
     let switches = of(&hits, SWITCH);
@@ -175,11 +175,11 @@ fn check_on_and_off(image: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_script(&stock, ON_AND_OFF);
     let ran = boot.probe(MKDIR).probe(SIGNAL).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     let hits = ran.hits();
     let made = of(&hits, MKDIR);
-    assert_eq!(number(&ran, "made "), 3, "{}", ran.told());
+    assert_eq!(number(&ran, "made "), 3, "{}", ran.report());
     assert_eq!(made.len(), 3, "{made:#?}");
     let path = |hit: &&Hit| {
         let mut params = hit.params.iter().flatten();
@@ -205,7 +205,7 @@ fn check_on_and_off(image: &str) {
     );
     // The signal of each shell, of which the guest has traced that of the second.
     let is_kill = |hit: &&&Hit| value(hit, "sig") == Some(Number::Integer(31));
-    assert_eq!(number(&ran, "sent "), 1, "{}", ran.told());
+    assert_eq!(number(&ran, "sent "), 1, "{}", ran.report());
     assert_eq!(of(&hits, SIGNAL).iter().filter(is_kill).count(), 3);
 }
 

@@ -23,10 +23,10 @@ done
 ";
 
 /// The number behind `word` on the console.
-fn told(ran: &Ran, word: &str) -> i32 {
+fn number_behind(ran: &Ran, word: &str) -> i32 {
     let lines = ran.console.lines();
     let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
-    numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))
+    numbers.next().unwrap_or_else(|| panic!("{}", ran.report()))
 }
 
 fn names(params: &[Param]) -> Vec<&str> {
@@ -42,14 +42,14 @@ fn check(image: &str) {
         .probe(WITHIN)
         .probe(READ)
         .run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     assert_lines_match(&ran.events);
 
     // An exit reads the string.
     let (hits, returns) = (ran.hits(), ran.returns());
-    let pid = told(&ran, "pid ");
+    let pid = number_behind(&ran, "pid ");
     let is_missing = |hit: &&Hit| {
         let mut params = hit.params.iter().flatten();
         params.any(|param| param.typed.string == Some(GuestString::Whole(MISSING.to_owned())))
@@ -58,7 +58,7 @@ fn check(image: &str) {
         .iter()
         .filter(|hit| &*hit.probe == OPEN)
         .find(is_missing);
-    let open = open.unwrap_or_else(|| panic!("{}", ran.told()));
+    let open = open.unwrap_or_else(|| panic!("{}", ran.report()));
     let task = open.task.as_ref().expect("a task");
     assert_eq!((task.pid, task.tid, &*task.comm), (pid, pid, "busybox"));
     let params = open.params.as_ref().expect("typed");
@@ -89,7 +89,7 @@ fn check(image: &str) {
     let failed = |ret: &&Return| ret.task.as_ref().is_some_and(|task| task.pid == pid);
     let failed: Vec<_> = returns.iter().filter(failed).collect();
     let Some(last) = failed.last() else {
-        panic!("{}", ran.told())
+        panic!("{}", ran.report())
     };
     let returned = last.returned.as_ref().expect("typed");
     assert_eq!(returned.value, Some(Number::Integer(-2)), "{last:?}");
@@ -103,7 +103,7 @@ fn check(image: &str) {
     let within = hits
         .iter()
         .find(|hit| &*hit.probe == WITHIN && hit.ts_ns >= open.ts_ns);
-    let within = within.unwrap_or_else(|| panic!("{}", ran.told()));
+    let within = within.unwrap_or_else(|| panic!("{}", ran.report()));
     // A record of the same task has neither the parent nor the cgroup.
     let by = |hit: &Hit| hit.task.as_ref().map(|task| (task.tid, task.uid));
     assert_eq!((by(within), within.depth), (by(open), 1), "{within:?}");
@@ -112,7 +112,7 @@ fn check(image: &str) {
     let read = probe(&summary, READ);
     assert_eq!(read.tier, Some(Tier::Optimised), "{read:?}");
     assert!(read.exits < read.hits, "{read:?}");
-    let reader = told(&ran, "reader ");
+    let reader = number_behind(&ran, "reader ");
     let by_reader = |hit: &&Hit| {
         let is_by = hit.task.as_ref().is_some_and(|task| task.pid == reader);
         is_by && &*hit.probe == READ

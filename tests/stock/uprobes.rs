@@ -43,7 +43,7 @@ fn check(image: &str) {
         .probe(ABSENT)
         .probe(WITHIN);
     let ran = boot.run();
-    assert_eq!(ran.code, Some(0), "{image}: {}", ran.told());
+    assert_eq!(ran.code, Some(0), "{image}: {}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     assert_lines_match(&ran.events);

@@ -381,7 +381,7 @@ fn check(image: &str) {
     assert!(tids.clone().all(|(pid, tid)| pid == tid), "{threads:?}");
     assert!(threads.len() > 20, "{threads:?}");
     let ran = views.running.finish();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
 }
 
 #[test]

@@ -28,11 +28,11 @@ fn a_probed_warning_is_still_one() {
         .probe(&spec)
         .probe(&behind)
         .run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.counts();
     let warned = ran.console.matches("WARNING: ").count();
-    assert_eq!(warned, 1, "{}", ran.told());
-    assert!(ran.console.contains(COMPLAINS), "{}", ran.told());
+    assert_eq!(warned, 1, "{}", ran.report());
+    assert!(ran.console.contains(COMPLAINS), "{}", ran.report());
     let summary = ran.summary();
     for name in [&spec, &behind] {
         let probe = probe(&summary, name);

@@ -64,7 +64,7 @@ fn check(image: &str) {
     let boot = Boot::with_script(&stock, SCRIPT).cpus(2);
     let boot = boot.expecting(EXPECTED);
     let ran = boot.probe(SYSCTL).probe(FORKS).probe(TICKS).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     assert_lines_match(&ran.events);

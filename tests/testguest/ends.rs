@@ -23,7 +23,7 @@ fn each() -> impl Iterator<Item = Here<'static>> {
 }
 
 #[test]
-fn an_exit_code_is_told() {
+fn exit_code_is_reported() {
     let ran = one().guest("run=calls=1,exit=7").run();
     assert_eq!(ran.end(), (GuestEnd::Exit, Some("7")));
     assert_eq!(ran.hits("fn_nop"), 1);

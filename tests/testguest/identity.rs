@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::confined::Running;
 
 /// Any user but root.
-const NOBODY: u32 = 65_534;
+const OTHER_USER: u32 = 65_534;
 const USER: &str = "65534:65534";
 
 fn hyprobe(folder: &Path, args: &[&str]) -> Output {
@@ -139,7 +139,7 @@ fn test_of_root_keeps_the_artifacts_as_the_user() {
     assert_eq!(output.status.code(), Some(1), "{told}");
     let reasons = folder.path().join("hyprobe-artifacts/m/reasons.txt");
     let made = fs::metadata(&reasons).expect("kept");
-    assert_eq!((made.uid(), made.gid()), (NOBODY, NOBODY));
+    assert_eq!((made.uid(), made.gid()), (OTHER_USER, OTHER_USER));
     assert!(
         fs::read_to_string(&reasons)
             .expect("read")
@@ -179,7 +179,10 @@ fn combinations_that_cannot_work_are_refused() {
     // The new root is opened before the outputs are. A link of another user could lead to any directory.
     let link = folder.path().join("link");
     std::os::unix::fs::symlink("/", &link).expect("a link");
-    let (user, group) = (Some(Uid::from_raw(NOBODY)), Some(Gid::from_raw(NOBODY)));
+    let (user, group) = (
+        Some(Uid::from_raw(OTHER_USER)),
+        Some(Gid::from_raw(OTHER_USER)),
+    );
     chownat(CWD, &link, user, group, AtFlags::SYMLINK_NOFOLLOW).expect("given away");
     for root in ["m.toml", "link", "missing"] {
         let args = [
@@ -195,7 +198,7 @@ fn combinations_that_cannot_work_are_refused() {
 }
 
 #[test]
-fn what_the_user_cannot_use_is_told_before_the_first_boot() {
+fn path_that_the_user_cannot_use_is_refused_before_the_first_boot() {
     if !is_root() {
         return;
     }

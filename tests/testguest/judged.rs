@@ -189,7 +189,7 @@ const BROKEN: [(&str, &str, &str); 9] = [
 ];
 
 #[test]
-fn what_is_as_expected_passes() {
+fn run_with_fulfilled_expectations_passes() {
     let tested = test(&[("hold", GUEST, HOLD)], &[]);
     assert_eq!(
         tested.code,
@@ -228,7 +228,7 @@ const PROGRAMS: &str = "
 ";
 
 #[test]
-fn what_is_expected_of_a_filter_is_about_what_it_lets_by() {
+fn expectations_of_a_filtered_probe_count_accepted_hits() {
     let tested = test(&[("programs", GUEST, PROGRAMS)], &[]);
     let said = format!("{:?}\n{}", tested.cases, tested.stderr);
     assert_eq!(tested.code, Some(0), "{said}");

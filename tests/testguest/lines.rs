@@ -129,7 +129,7 @@ fn inlined_copy_and_its_line_are_hit_as_often_as_the_guest_checks_a_call() {
 }
 
 #[test]
-fn line_of_a_kernel_without_debug_information_is_refused_with_what_is_needed() {
+fn line_of_a_kernel_without_debug_information_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().expect("tempdir");
     let path = guest(&folder);
     let whole = folder.path().join("whole");
@@ -199,7 +199,7 @@ fn with_options(folder: &TempDir, command: &str, tables: &str, options: &[&str])
 }
 
 /// The exit code, and all that the command has printed.
-fn told(output: &Output) -> (Option<i32>, String) {
+fn code_and_output(output: &Output) -> (Option<i32>, String) {
     let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     (output.status.code(), texts.concat())
 }
@@ -211,7 +211,7 @@ fn expectation_about_a_line_is_judged_by_the_hits_of_its_place() {
     let call = line("leave.c", "leave_frames();");
     for (count, expected) in [(ROUNDS, 0), (ROUNDS + 1, 1)] {
         let expect = format!("[[expect]]\nprobe = 'kprobe:leave.c:{call}'\nexactly = {count}\n");
-        let (code, told) = told(&with_manifest(&folder, "test", &expect));
+        let (code, told) = code_and_output(&with_manifest(&folder, "test", &expect));
         assert_eq!(code, Some(expected), "{told}");
     }
 }
@@ -228,7 +228,7 @@ fn case_reads_the_named_debug_file() {
         ("missing", 2, "cannot use the debug file missing"),
     ] {
         let output = with_options(&folder, "test", expect, &["--debug-info", name]);
-        let (code, told) = told(&output);
+        let (code, told) = code_and_output(&output);
         assert_eq!(code, Some(expected), "{told}");
         assert!(told.replace('\n', " ").contains(words), "{told}");
     }
@@ -239,7 +239,7 @@ fn expectation_about_a_filtered_place_of_another_spelling_is_refused_with_both_s
     let folder = tempfile::tempdir().expect("tempdir");
     guest(&folder);
     let counted = "[[probe]]\nat = 'kprobe:check:inlined'\naction = 'count'\n";
-    let (code, checked) = told(&with_manifest(&folder, "check", counted));
+    let (code, checked) = code_and_output(&with_manifest(&folder, "check", counted));
     assert_eq!(code, Some(0), "{checked}");
     let place = checked.split_whitespace().next().expect("a probe");
     // No call has such a number: with the filter, the probe is never hit.
@@ -247,7 +247,7 @@ fn expectation_about_a_filtered_place_of_another_spelling_is_refused_with_both_s
     let never = "[[expect]]\nprobe = 'kprobe:check:inlined'\nnever = true\n";
     for command in ["check", "run", "test"] {
         let tables = format!("{filtered}{counted}{never}");
-        let (code, told) = told(&with_manifest(&folder, command, &tables));
+        let (code, told) = code_and_output(&with_manifest(&folder, command, &tables));
         assert_eq!(code, Some(2), "{command}: {told}");
         let told = told.replace("\n", " ");
         assert!(told.contains("is not all of"), "{command}: {told}");
@@ -262,14 +262,14 @@ fn optional_expectation_is_skipped_without_the_place_and_without_the_debug_file(
     let kernel = guest(&folder);
     let expect = |spec: &str| format!("[[expect]]\nprobe = '{spec}'\nnever = true\n");
     let optional = |spec: &str| expect(spec) + "optional = true\n";
-    let (code, all) = told(&with_manifest(
+    let (code, all) = code_and_output(&with_manifest(
         &folder,
         "test",
         &optional("kprobe:no_such_function:inlined"),
     ));
     assert_eq!(code, Some(0), "{all}");
     // The kernel has the place, and it is hit.
-    let (code, all) = told(&with_manifest(
+    let (code, all) = code_and_output(&with_manifest(
         &folder,
         "test",
         &optional("kprobe:check:inlined"),
@@ -282,7 +282,7 @@ fn optional_expectation_is_skipped_without_the_place_and_without_the_debug_file(
         (optional("kprobe:check:inlined"), 0),
         (expect("kprobe:check:inlined"), 2),
     ] {
-        let (code, all) = told(&with_manifest(&folder, "run", &tables));
+        let (code, all) = code_and_output(&with_manifest(&folder, "run", &tables));
         assert_eq!(code, Some(expected), "{all}");
         assert!(
             all.contains("without the kernel's debug information"),

@@ -50,7 +50,7 @@ fn link_at_the_name_of_an_output_is_refused_before_the_boot() {
 }
 
 #[test]
-fn link_below_the_artifacts_is_refused_and_the_verdict_is_told() {
+fn link_below_the_artifacts_is_refused_and_the_verdict_is_printed() {
     let folder = folder();
     let (artifacts, elsewhere) = (folder.path().join("a"), folder.path().join("elsewhere"));
     fs::create_dir(&artifacts).expect("mkdir");

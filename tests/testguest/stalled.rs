@@ -110,7 +110,7 @@ fn connect(socket: &Path) -> Client {
 }
 
 #[test]
-fn a_run_whose_hits_nobody_reads_can_be_changed_and_ended() {
+fn run_with_unread_hits_can_be_changed_and_ended() {
     for options in [&["--no-optimise"][..], &[]] {
         let piped = Piped::start("run=record2=1000000000", options);
         let mut client = piped.client();
@@ -140,7 +140,7 @@ fn a_run_whose_hits_nobody_reads_can_be_changed_and_ended() {
 }
 
 #[test]
-fn a_signal_ends_a_run_whose_hits_nobody_reads() {
+fn signal_ends_a_run_with_unread_hits() {
     let piped = Piped::start("run=record2=1000000000", &[]);
     piped.wait_until_held(&mut piped.client());
     let began = Instant::now();

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_and_pages_are_told_apart_by_few_bits() {
+    fn few_hash_bits_distinguish_neighbours_and_pages() {
         for key in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
             let hash = AddressHash { key };
             for step in [1, 8, 16, 0x1000, 0x20_0000] {

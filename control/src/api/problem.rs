@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_the_rfc_says() {
+    fn problem_has_the_form_of_the_rfc() {
         let problem = ProblemKind::NoSuchProbe.with("there is no probe 7");
         let json = serde_json::to_value(&problem).expect("json");
         assert_eq!(

@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_special_in_an_address_is_encoded() {
+    fn special_characters_of_an_address_are_encoded() {
         assert_eq!(encoded("a-b_c.7"), "a-b_c.7");
         assert_eq!(encoded("vfs_*/?ä"), "vfs_%2A%2F%3F%C3%A4");
     }

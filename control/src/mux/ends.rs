@@ -102,7 +102,7 @@ async fn pass(mut arrivals: Arrivals, port: UnixStream) {
         };
         if let Some(wrong) = wrong {
             if turned_away.len() < TURNED_AWAY {
-                turned_away.spawn(Refusal::of(wrong).tell(stream));
+                turned_away.spawn(Refusal::of(wrong).answer(stream));
             }
         } else if link.connections() < CHANNELS {
             channel = link.unused(channel);

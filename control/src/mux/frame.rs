@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_an_error() {
+    fn malformed_frame_is_an_error() {
         for wrong in [
             &[0, 0, 0, 0, 9, 0, 0, 0][..],
             &[0, 0, 0, 0, OPEN, 0, 1, 0, 7],

@@ -64,9 +64,9 @@ fn malformed(error: &serde_json::Error) -> Problem {
 
 /// A request's body: a JSON object.
 #[derive(Debug)]
-pub(super) struct Said<T>(pub(super) T);
+pub(super) struct JsonBody<T>(pub(super) T);
 
-impl<S: Sync, T: DeserializeOwned> FromRequest<S> for Said<T> {
+impl<S: Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -97,14 +97,14 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
 
 /// The query: the part of the address after the question mark.
 #[derive(Debug)]
-pub(super) struct Asked<T>(pub(super) T);
+pub(super) struct QueryParams<T>(pub(super) T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         Query::try_from_uri(&parts.uri)
-            .map(|Query(asked)| Self(asked))
+            .map(|Query(query)| Self(query))
             .map_err(|error| {
                 ProblemKind::Malformed.with(format!(
                     "the query is not what it should be: {}",
@@ -134,9 +134,9 @@ pub(super) fn json<T: Serialize>(status: StatusCode, kind: &'static str, value: 
 
 /// A JSON answer with status 200.
 #[derive(Debug)]
-pub(super) struct Told<T>(pub(super) T);
+pub(super) struct JsonResponse<T>(pub(super) T);
 
-impl<T: Serialize> IntoResponse for Told<T> {
+impl<T: Serialize> IntoResponse for JsonResponse<T> {
     fn into_response(self) -> Response {
         json(StatusCode::OK, "application/json", &self.0)
     }

@@ -58,7 +58,7 @@ impl Arrivals {
             match self {
                 Self::Socket(listener) => match listener.accept().await {
                     Ok((stream, _)) => {
-                        let wrong = stranger(&stream);
+                        let wrong = refusal_of_other_user(&stream);
                         return (stream, wrong);
                     }
                     Err(error) => {
@@ -86,7 +86,7 @@ impl Arrivals {
 }
 
 /// The problem of a client whose user is unknown, or is neither the same user nor root.
-fn stranger(stream: &UnixStream) -> Option<Problem> {
+fn refusal_of_other_user(stream: &UnixStream) -> Option<Problem> {
     let ours = rustix::process::geteuid().as_raw();
     match stream.peer_cred() {
         Ok(peer) if peer.uid() == ours || peer.uid() == 0 => None,
@@ -149,7 +149,7 @@ impl Refusal {
     }
 
     /// Answers the client with the problem. Returns at the end of the connection, or after [`HEAD_TIME`].
-    pub(crate) async fn tell(self, stream: UnixStream) {
+    pub(crate) async fn answer(self, stream: UnixStream) {
         let (_leave, left) = watch::channel(());
         let told = one(stream, only(self.0), None, left);
         let _ = tokio::time::timeout(HEAD_TIME, told).await;

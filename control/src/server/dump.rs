@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use utoipa::{IntoParams, ToSchema};
 
 use super::app::App;
-use super::body::Asked;
+use super::body::QueryParams;
 use crate::api::{DUMP_PAUSE, DUMP_PAUSE_SECONDS, Problem, ProblemKind};
 use crate::dumped::{Original, describe, in_detours};
 use crate::operator::{Bench, DumpPause, IsLast, Operator};
@@ -70,9 +70,9 @@ enum Form {
         (status = 503, description = "Another client takes a dump, too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn dump(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<DumpQuery>,
+    QueryParams(query): QueryParams<DumpQuery>,
 ) -> Result<Response, Problem> {
-    let seconds = asked.pause_limit.unwrap_or(DUMP_PAUSE.as_secs());
+    let seconds = query.pause_limit.unwrap_or(DUMP_PAUSE.as_secs());
     if !DUMP_PAUSE_SECONDS.contains(&seconds) {
         let (first, last) = (DUMP_PAUSE_SECONDS.start(), DUMP_PAUSE_SECONDS.end());
         let detail = format!("`pause_limit` is a number from {first} to {last}");
@@ -81,7 +81,7 @@ pub(super) async fn dump(
     let limit = Duration::from_secs(seconds);
     let dump = app.operator.run(move |bench| Dump::begin(bench, limit));
     let (dump, remarks) = dump.await??;
-    let (bytes, form) = (dump.pieces.bytes(), asked.form);
+    let (bytes, form) = (dump.pieces.bytes(), query.form);
     let mut first = Vec::new();
     if form == Form::Sparse {
         sparse::begin(bytes, &mut first);

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use utoipa::IntoParams;
 
 use super::app::App;
-use super::body::Asked;
+use super::body::QueryParams;
 use super::pacing::Patience;
 use crate::api::{EventLine, Lost, Problem, ProblemKind, ServerSentEvent};
 use crate::hub::EventHub;
@@ -87,7 +87,7 @@ pub(super) async fn stream(
     State(app): State<Arc<App>>,
     Extension(patience): Extension<Patience>,
     headers: HeaderMap,
-    Asked(asked): Asked<EventsQuery>,
+    QueryParams(query): QueryParams<EventsQuery>,
 ) -> Result<Response, Problem> {
     let resumed = EventsHeaders::read(&headers)?.map(|read| read.last_event_id.saturating_add(1));
     let room = Arc::clone(&app.streams).try_acquire_owned().map_err(|_| {
@@ -98,8 +98,8 @@ pub(super) async fn stream(
     let reader = Reader {
         hub: Arc::clone(&app.hub),
         format: Format::accepted(&headers),
-        next: asked.from.or(resumed).unwrap_or(next).max(1),
-        left: asked.limit.unwrap_or(u64::MAX),
+        next: query.from.or(resumed).unwrap_or(next).max(1),
+        left: query.limit.unwrap_or(u64::MAX),
         ended: false,
         _room: room,
     };

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::App;
-use super::body::{Asked, Told};
+use super::body::{JsonResponse, QueryParams};
 use crate::api::{Encoding, Memory, Problem, ProblemKind, Symbol, Symbols};
 use crate::limits::{MEMORY_BYTES, PATTERN_CHARS, SYMBOLS, SYMBOLS_SHOWN};
 
@@ -36,22 +36,22 @@ pub(super) struct SymbolsQuery {
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn symbols(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<SymbolsQuery>,
-) -> Result<Told<Symbols>, Problem> {
-    if asked.pattern.chars().count() > PATTERN_CHARS {
+    QueryParams(query): QueryParams<SymbolsQuery>,
+) -> Result<JsonResponse<Symbols>, Problem> {
+    if query.pattern.chars().count() > PATTERN_CHARS {
         let detail = format!("the pattern is longer than {PATTERN_CHARS} characters");
         return Err(ProblemKind::Malformed.with(detail));
     }
-    let limit = asked.limit.unwrap_or(SYMBOLS_SHOWN).min(SYMBOLS);
+    let limit = query.limit.unwrap_or(SYMBOLS_SHOWN).min(SYMBOLS);
     let slide = app.target.slide().unwrap_or(0);
-    let mut matching = app.target.symbols().matching(&asked.pattern);
+    let mut matching = app.target.symbols().matching(&query.pattern);
     let symbols = matching.by_ref().take(limit).map(|symbol| Symbol {
         address: running_at(symbol.address, slide).into(),
         kind: symbol.kind,
         size: symbol.size,
         name: symbol.name,
     });
-    Ok(Told(Symbols {
+    Ok(JsonResponse(Symbols {
         symbols: symbols.collect(),
         more: matching.next().is_some(),
     }))
@@ -93,27 +93,27 @@ pub(super) struct MemoryQuery {
         (status = 422, description = "Neither or both of `gva` and `gpa` are given, or there is no such memory, or it is not mapped", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn memory(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<MemoryQuery>,
-) -> Result<Told<Memory>, Problem> {
-    let at = match (asked.gva, asked.gpa) {
+    QueryParams(query): QueryParams<MemoryQuery>,
+) -> Result<JsonResponse<Memory>, Problem> {
+    let at = match (query.gva, query.gpa) {
         (Some(gva), None) => At::Virtual(Gva(gva.0)),
         (None, Some(gpa)) => At::Physical(Gpa(gpa.0)),
         _ => return Err(ProblemKind::Contradictory.with("say where: either `gva` or `gpa`")),
     };
-    let len = usize::try_from(asked.len)
+    let len = usize::try_from(query.len)
         .ok()
-        .filter(|_| (1..=MEMORY_BYTES).contains(&asked.len))
+        .filter(|_| (1..=MEMORY_BYTES).contains(&query.len))
         .ok_or_else(|| {
             ProblemKind::Malformed.with(format!("`len` is a number from 1 to {MEMORY_BYTES}"))
         })?;
     let mut bytes = vec![0; len];
     app.target.read(at, &mut bytes).map_err(cannot_read)?;
-    Ok(Told(Memory {
-        gva: asked.gva,
-        gpa: asked.gpa,
-        len: asked.len,
-        encoding: asked.encoding,
-        bytes: match asked.encoding {
+    Ok(JsonResponse(Memory {
+        gva: query.gva,
+        gpa: query.gpa,
+        len: query.len,
+        encoding: query.encoding,
+        bytes: match query.encoding {
             Encoding::Hex => hex(&bytes),
             Encoding::Base64 => base64::prelude::BASE64_STANDARD.encode(&bytes),
         },
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_address_does_not_move() {
+    fn only_kernel_addresses_move_by_the_slide() {
         assert_eq!(running_at(Gva(0x1000), 0x10), Gva(0x1000));
         let linked = Gva(0xffff_ffff_8100_0000);
         assert_eq!(running_at(linked, -0x10).0, linked.0 - 0x10);

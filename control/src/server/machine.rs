@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 
 use super::app::App;
-use super::body::{Said, Told};
+use super::body::{JsonBody, JsonResponse};
 use crate::api::{Knobs, Machine, Pause, Problem, SetKnobs};
 
 impl App {
@@ -38,8 +38,8 @@ impl App {
 /// Shows the machine: constant properties, state and counts.
 #[utoipa::path(get, path = "/machine", tag = "machine",
     responses((status = 200, description = "The machine", body = Machine)))]
-pub(super) async fn show(State(app): State<Arc<App>>) -> Told<Machine> {
-    Told(app.machine())
+pub(super) async fn show(State(app): State<Arc<App>>) -> JsonResponse<Machine> {
+    JsonResponse(app.machine())
 }
 
 /// Pauses every vCPU until the machine is resumed or stopped.
@@ -48,9 +48,9 @@ pub(super) async fn show(State(app): State<Arc<App>>) -> Told<Machine> {
 #[utoipa::path(post, path = "/machine/pause", tag = "machine",
     responses((status = 200, description = "It stands", body = Machine),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
-pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
+pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<JsonResponse<Machine>, Problem> {
     app.operator.run(|bench| bench.hold()).await?;
-    Ok(Told(app.machine()))
+    Ok(JsonResponse(app.machine()))
 }
 
 /// Resumes a paused machine.
@@ -59,24 +59,24 @@ pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, 
 #[utoipa::path(post, path = "/machine/resume", tag = "machine",
     responses((status = 200, description = "It runs", body = Machine),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
-pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
+pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<JsonResponse<Machine>, Problem> {
     app.operator.run(|bench| bench.release()).await?;
-    Ok(Told(app.machine()))
+    Ok(JsonResponse(app.machine()))
 }
 
 /// Ends the guest. The run reports the summary, and removes the control socket.
 #[utoipa::path(post, path = "/machine/stop", tag = "machine",
     responses((status = 200, description = "It ends", body = Machine)))]
-pub(super) async fn stop(State(app): State<Arc<App>>) -> Told<Machine> {
+pub(super) async fn stop(State(app): State<Arc<App>>) -> JsonResponse<Machine> {
     app.target.stop();
-    Told(app.machine())
+    JsonResponse(app.machine())
 }
 
 /// Shows the knobs.
 #[utoipa::path(get, path = "/knobs", tag = "knobs",
     responses((status = 200, description = "The knobs", body = Knobs)))]
-pub(super) async fn knobs(State(app): State<Arc<App>>) -> Told<Knobs> {
-    Told(app.knobs(Pause::default()))
+pub(super) async fn knobs(State(app): State<Arc<App>>) -> JsonResponse<Knobs> {
+    JsonResponse(app.knobs(Pause::default()))
 }
 
 impl App {
@@ -98,8 +98,8 @@ impl App {
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn set_knobs(
     State(app): State<Arc<App>>,
-    Said(wanted): Said<SetKnobs>,
-) -> Result<Told<Knobs>, Problem> {
+    JsonBody(wanted): JsonBody<SetKnobs>,
+) -> Result<JsonResponse<Knobs>, Problem> {
     let SetKnobs {
         enabled,
         optimization,
@@ -123,5 +123,5 @@ pub(super) async fn set_knobs(
         })
         .await?;
     changed.map_err(super::changes::cannot_change)?;
-    Ok(Told(app.knobs(pause)))
+    Ok(JsonResponse(app.knobs(pause)))
 }

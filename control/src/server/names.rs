@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_a_number_or_a_path_is_no_name() {
+    fn name_that_could_be_a_number_or_a_path_is_refused() {
         let names = Names::default();
         for wrong in ["", "17", "a/b", "a b", "ä", &"x".repeat(65)] {
             assert!(names.check(wrong, None).is_err(), "{wrong}");

@@ -119,13 +119,13 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_nothing_is_cut_off() {
+    fn client_that_takes_no_bytes_is_cut_off() {
         let error = write(&Patience::default()).expect_err("stalled");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]
-    fn who_may_take_its_time_is_not() {
+    fn client_with_granted_patience_is_not_cut_off() {
         let patience = Patience::default();
         patience.grant();
         write(&patience).expect("nothing happens");

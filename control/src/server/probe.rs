@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 
 use super::additions::Additions;
 use super::app::{App, no_probe};
-use super::body::{Asked, Bytes, Named, Said, Told, json};
+use super::body::{Bytes, JsonBody, JsonResponse, Named, QueryParams, json};
 use super::changes;
 use crate::api::{AddProbes, Added, ChangeProbe, Changed, Pause, Probes, Problem, Removed, Stats};
 use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
@@ -38,13 +38,13 @@ pub(super) struct ListQuery {
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn list(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<ListQuery>,
-) -> Told<Probes> {
-    let limit = asked.limit.unwrap_or(PROBES_SHOWN).clamp(1, PROBES_LISTED);
+    QueryParams(query): QueryParams<ListQuery>,
+) -> JsonResponse<Probes> {
+    let limit = query.limit.unwrap_or(PROBES_SHOWN).clamp(1, PROBES_LISTED);
     let statuses = app.target.statuses();
     let total = statuses.len() as u64;
     let is_wanted =
-        |status: &ProbeStatus| asked.after.is_none_or(|after| u64::from(status.id) > after);
+        |status: &ProbeStatus| query.after.is_none_or(|after| u64::from(status.id) > after);
     let mut wanted = statuses.into_iter().filter(is_wanted).peekable();
     let mut page: Vec<ProbeStatus> = wanted.by_ref().take(limit).collect();
     // The matches of a pattern in a module share a number, and therefore a page.
@@ -54,7 +54,7 @@ pub(super) async fn list(
         page.push(alike);
     }
     let next = wanted.peek().and(page.last()).map(|last| last.id.into());
-    Told(Probes {
+    JsonResponse(Probes {
         probes: app.named(page),
         total,
         next,
@@ -111,9 +111,9 @@ pub(super) async fn add(
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Named(named): Named,
-) -> Result<Told<Changed>, Problem> {
+) -> Result<JsonResponse<Changed>, Problem> {
     let statuses = app.known(&named)?;
-    Ok(Told(Changed {
+    Ok(JsonResponse(Changed {
         probes: app.named(statuses),
         pause: Pause::default(),
     }))
@@ -128,10 +128,10 @@ pub(super) async fn show(
 pub(super) async fn stats(
     State(app): State<Arc<App>>,
     Named(named): Named,
-) -> Result<Told<Stats>, Problem> {
+) -> Result<JsonResponse<Stats>, Problem> {
     let statuses = app.known(&named)?;
     let id = statuses.first().map_or(0, |status| status.id.into());
-    Ok(Told(Stats {
+    Ok(JsonResponse(Stats {
         id,
         ts_ns: app.target.clock_ns(),
         probes: statuses.into_iter().map(|status| status.summary).collect(),
@@ -151,8 +151,8 @@ pub(super) async fn stats(
 pub(super) async fn change(
     State(app): State<Arc<App>>,
     Named(named): Named,
-    Said(wanted): Said<ChangeProbe>,
-) -> Result<Told<Changed>, Problem> {
+    JsonBody(wanted): JsonBody<ChangeProbe>,
+) -> Result<JsonResponse<Changed>, Problem> {
     let id = app.probe(&named)?;
     app.known(&named)?;
     let names = app.shared_names();
@@ -160,7 +160,7 @@ pub(super) async fn change(
         .operator
         .run(move |bench| changes::change(bench, id, wanted, &names));
     match changed.await?? {
-        Some(changed) => Ok(Told(changed)),
+        Some(changed) => Ok(JsonResponse(changed)),
         None => Err(no_probe(&named)),
     }
 }
@@ -176,14 +176,14 @@ pub(super) async fn change(
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     Named(named): Named,
-) -> Result<Told<Removed>, Problem> {
+) -> Result<JsonResponse<Removed>, Problem> {
     let id = app.probe(&named)?;
     app.known(&named)?;
     let removed = app.remove(Some(id)).await?;
     if removed.removed == 0 {
         return Err(no_probe(&named));
     }
-    Ok(Told(removed))
+    Ok(JsonResponse(removed))
 }
 
 /// Removes all probes.
@@ -191,8 +191,10 @@ pub(super) async fn remove(
     responses((status = 200, description = "They are gone", body = Removed),
         (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
-pub(super) async fn remove_all(State(app): State<Arc<App>>) -> Result<Told<Removed>, Problem> {
-    app.remove(None).await.map(Told)
+pub(super) async fn remove_all(
+    State(app): State<Arc<App>>,
+) -> Result<JsonResponse<Removed>, Problem> {
+    app.remove(None).await.map(JsonResponse)
 }
 
 impl App {

@@ -17,7 +17,7 @@ use utoipa::IntoParams;
 use vmm::VcpuState;
 
 use super::app::App;
-use super::body::{Asked, Told};
+use super::body::{JsonResponse, QueryParams};
 use super::views::{cannot_view, prepared};
 use crate::api::{Problem, ProblemKind, Stacks};
 use crate::operator::Bench;
@@ -50,9 +50,9 @@ pub(super) struct StacksQuery {
         (status = 500, description = "KVM refused the registers", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stacks(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<StacksQuery>,
-) -> Result<Told<Stacks>, Problem> {
-    let of = match (asked.vcpu, asked.tid, asked.all) {
+    QueryParams(query): QueryParams<StacksQuery>,
+) -> Result<JsonResponse<Stacks>, Problem> {
+    let of = match (query.vcpu, query.tid, query.all) {
         (None, None, false) => StacksOf::Vcpus,
         (Some(vcpu), None, false) => StacksOf::Vcpu(vcpu),
         (None, Some(tid), false) => StacksOf::Task(tid),
@@ -63,7 +63,7 @@ pub(super) async fn stacks(
         }
     };
     let read = move |bench: &mut Bench<'_>| read(bench, of);
-    Ok(Told(app.operator.run(read).await??))
+    Ok(JsonResponse(app.operator.run(read).await??))
 }
 
 fn read(bench: &mut Bench<'_>, of: StacksOf) -> Result<Stacks, Problem> {

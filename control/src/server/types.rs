@@ -9,7 +9,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::App;
-use super::body::{Asked, Told};
+use super::body::{JsonResponse, QueryParams};
 use crate::api::{DeclaredType, Printed, Problem, ProblemKind};
 use crate::limits::EXPRESSION_CHARS;
 use crate::target_memory::TargetMemory;
@@ -41,28 +41,28 @@ pub(super) struct PrintQuery {
         (status = 422, description = "The text is no expression, or has no value", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn print(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<PrintQuery>,
-) -> Result<Told<Printed>, Problem> {
-    let depth = asked.depth.map(usize::from);
+    QueryParams(query): QueryParams<PrintQuery>,
+) -> Result<JsonResponse<Printed>, Problem> {
+    let depth = query.depth.map(usize::from);
     if depth.is_some_and(|depth| !(1..=16).contains(&depth)) {
         return Err(ProblemKind::Malformed.with("`depth` is a number from 1 to 16"));
     }
-    check_length("expr", &asked.expr)?;
-    if let Some(declared) = &asked.declared {
+    check_length("expr", &query.expr)?;
+    if let Some(declared) = &query.declared {
         check_length("type", declared)?;
     }
     let memory = TargetMemory(&*app.target);
     let printed = expression::Printed::evaluate(
         &memory.kernel(),
-        &asked.expr,
-        asked.declared.as_deref(),
+        &query.expr,
+        query.declared.as_deref(),
         depth,
     );
     let printed = printed.map_err(|error| match error {
         PrintError::Parse(error) => ProblemKind::NotAnExpression.with(error.to_string()),
         PrintError::Evaluate(error) => cannot_evaluate(&error),
     })?;
-    Ok(Told(printed.into()))
+    Ok(JsonResponse(printed.into()))
 }
 
 /// Query of a type: a name.
@@ -82,13 +82,13 @@ pub(super) struct TypesQuery {
         (status = 422, description = "The text is no type's name, or the kernel has no such type", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn types(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<TypesQuery>,
-) -> Result<Told<DeclaredType>, Problem> {
-    check_length("name", &asked.name)?;
+    QueryParams(query): QueryParams<TypesQuery>,
+) -> Result<JsonResponse<DeclaredType>, Problem> {
+    check_length("name", &query.name)?;
     let types = app.target.types();
     let types = types.ok_or_else(|| cannot_evaluate(&EvaluateError::NoTypes))?;
-    match Declaration::find(types, &asked.name) {
-        Ok(declaration) => Ok(Told(declaration.into())),
+    match Declaration::find(types, &query.name) {
+        Ok(declaration) => Ok(JsonResponse(declaration.into())),
         Err(DeclarationError::Unknown(error)) => Err(cannot_evaluate(&error)),
         Err(error @ DeclarationError::Name { .. }) => {
             Err(ProblemKind::NotAnExpression.with(error.to_string()))

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::App;
-use super::body::{Asked, Told};
+use super::body::{JsonResponse, QueryParams};
 use crate::TargetMemory;
 use crate::api::{Log, Modules, Pause, Problem, ProblemKind, Tasks};
 use crate::operator::Bench;
@@ -37,14 +37,14 @@ pub(super) struct TasksQuery {
         (status = 422, description = "The kernel has no type information, has not booted far enough, or its list of tasks is damaged", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn tasks(
     State(app): State<Arc<App>>,
-    Asked(asked): Asked<TasksQuery>,
-) -> Result<Told<Tasks>, Problem> {
+    QueryParams(query): QueryParams<TasksQuery>,
+) -> Result<JsonResponse<Tasks>, Problem> {
     let read = move |bench: &mut Bench<'_>| {
         let list = prepared(bench.target(), TaskList::new)?;
-        paused(bench, |view| list.read(view, asked.threads))
+        paused(bench, |view| list.read(view, query.threads))
     };
     let (tasks, pause) = app.operator.run(read).await??;
-    Ok(Told(Tasks {
+    Ok(JsonResponse(Tasks {
         tasks: tasks.into_iter().map(Into::into).collect(),
         pause,
     }))
@@ -54,13 +54,13 @@ pub(super) async fn tasks(
 #[utoipa::path(get, path = "/modules", tag = "look",
     responses((status = 200, description = "The modules, maybe none", body = Modules),
         (status = 422, description = "The kernel has no type information or no modules, has not booted far enough, or its list of modules is damaged", body = Problem, content_type = "application/problem+json")))]
-pub(super) async fn modules(State(app): State<Arc<App>>) -> Result<Told<Modules>, Problem> {
+pub(super) async fn modules(State(app): State<Arc<App>>) -> Result<JsonResponse<Modules>, Problem> {
     let read = |bench: &mut Bench<'_>| {
         let list = prepared(bench.target(), ModuleList::new)?;
         paused(bench, |view| list.read(view))
     };
     let (modules, pause) = app.operator.run(read).await??;
-    Ok(Told(Modules {
+    Ok(JsonResponse(Modules {
         modules: modules.into_iter().map(Into::into).collect(),
         pause,
     }))
@@ -70,10 +70,10 @@ pub(super) async fn modules(State(app): State<Arc<App>>) -> Result<Told<Modules>
 #[utoipa::path(get, path = "/log", tag = "look",
     responses((status = 200, description = "The log", body = Log),
         (status = 422, description = "The kernel has no type information, has not booted far enough, or its log is damaged", body = Problem, content_type = "application/problem+json")))]
-pub(super) async fn log(State(app): State<Arc<App>>) -> Result<Told<Log>, Problem> {
+pub(super) async fn log(State(app): State<Arc<App>>) -> Result<JsonResponse<Log>, Problem> {
     let read = |bench: &mut Bench<'_>| prepared(bench.target(), inspect::Log::read);
     let log = app.operator.run(read).await??;
-    Ok(Told(log.into()))
+    Ok(JsonResponse(log.into()))
 }
 
 /// Looks at the kernel while the guest runs.

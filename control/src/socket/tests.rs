@@ -217,7 +217,7 @@ fn live_socket_in_place_of_the_stale_one_keeps_the_path() {
 }
 
 #[test]
-fn what_is_no_socket_is_not_touched() {
+fn file_that_is_no_socket_is_not_touched() {
     let folder = tempfile::tempdir().expect("tempdir");
     let path = folder.path().join("file");
     std::fs::write(&path, "mine").expect("write");

@@ -12,7 +12,7 @@ use hyprobe_control::limits;
 use crate::rig::{Answer, Rig};
 
 #[test]
-fn malformed_bodies_are_told_and_harmless() {
+fn malformed_bodies_are_refused_and_harmless() {
     let rig = Rig::new();
     for body in [
         "",
@@ -69,7 +69,7 @@ fn oversize_requests_are_refused_before_they_have_come() {
 }
 
 #[test]
-fn what_is_no_http_ends_the_connection() {
+fn bytes_that_are_no_http_end_the_connection() {
     let rig = Rig::new();
     for bytes in [
         &b"\0\0\0\0\r\n\r\n"[..],
@@ -83,7 +83,7 @@ fn what_is_no_http_ends_the_connection() {
 
 /// Clients that send a byte now and then: the server limits the time of head and body, and serves other clients meanwhile.
 #[test]
-fn who_trickles_is_cut_off() {
+fn trickling_client_is_cut_off() {
     let rig = Rig::new();
     let slow = |beginning: &[u8]| {
         let mut stream = rig.connect();
@@ -131,7 +131,7 @@ fn fifty_clients_at_once_are_all_served() {
 }
 
 #[test]
-fn more_clients_than_there_is_room_for_are_told_so() {
+fn clients_beyond_the_limit_get_a_problem() {
     let rig = Rig::new();
     let idle: Vec<UnixStream> = (0..limits::CONNECTIONS).map(|_| rig.connect()).collect();
     let began = Instant::now();
@@ -157,7 +157,7 @@ fn note(n: u64) -> Event {
 
 /// A client that does not read events delays neither vCPUs nor other clients. Later, the client reads the number of lost events.
 #[test]
-fn who_never_reads_loses_events_and_is_told() {
+fn client_that_never_reads_gets_lost_count() {
     let rig = Rig::new();
     let mut stream = rig.connect();
     stream
@@ -185,7 +185,7 @@ fn who_never_reads_loses_events_and_is_told() {
 
 /// The server closes a connection if the client does not read the answer.
 #[test]
-fn who_takes_no_answer_is_cut_off() {
+fn client_that_reads_no_answer_is_cut_off() {
     let rig = Rig::new();
     let probes = vec![AddProbe::new("kprobe:many_*"); 1000];
     rig.client().add(&AddProbes::Many(probes)).expect("added");
@@ -210,7 +210,7 @@ fn who_takes_no_answer_is_cut_off() {
 }
 
 #[test]
-fn who_leaves_in_the_middle_leaves_nothing_behind() {
+fn client_that_disconnects_within_a_request_leaks_no_file() {
     let rig = Rig::new();
     let files = || std::fs::read_dir("/proc/self/fd").expect("proc").count();
     rig.client().machine().expect("machine");
@@ -242,7 +242,7 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
 
 /// A change runs to its end even if the client has disconnected.
 #[test]
-fn who_leaves_before_the_answer_leaves_no_name_behind() {
+fn client_that_disconnects_before_the_answer_leaves_no_name() {
     let rig = Rig::new();
     let named = "{\"spec\": \"kprobe:one\", \"name\": \"mine\"}";
     for path in ["/probes/mine", "/probes"] {

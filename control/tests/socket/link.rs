@@ -87,7 +87,7 @@ fn fifty_clients_do_not_disturb_each_other() {
 }
 
 #[test]
-fn who_does_not_read_holds_up_nobody() {
+fn client_that_does_not_read_delays_no_other_client() {
     let nested = Nested::new();
     let mut deaf = connect(nested.socket.path());
     deaf.write_all(
@@ -108,7 +108,7 @@ fn who_does_not_read_holds_up_nobody() {
 }
 
 #[test]
-fn who_leaves_is_forgotten_on_both_sides() {
+fn disconnected_client_is_forgotten_on_both_sides() {
     let nested = Nested::new();
     for round in 0..300 {
         let mut stream = connect(nested.socket.path());

@@ -216,7 +216,7 @@ fn an_array_is_all_or_nothing() {
 }
 
 #[test]
-fn problems_say_what_the_command_line_says() {
+fn problems_have_the_messages_of_the_command_line() {
     let rig = Rig::new();
     let problem = rig
         .send("POST", "/probes", r#"{"spec": "kprob:vfs_read"}"#)
@@ -239,7 +239,7 @@ fn problems_say_what_the_command_line_says() {
 }
 
 #[test]
-fn an_address_means_nothing_until_the_kernel_has_said_where_it_runs() {
+fn address_is_refused_until_the_kernel_is_located() {
     let rig = Rig::new();
     rig.straw.located.store(false, Ordering::SeqCst);
     let asked = r#"[{"spec": "kprobe:one"}, {"spec": "kprobe:0xffffffff81000000"}]"#;
@@ -454,7 +454,7 @@ fn metrics_and_the_description() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn unknown_paths_probes_and_methods_get_a_problem() {
     let rig = Rig::new();
     for path in ["/", "/probe", "/probes/1/x", "/machine/reboot"] {
         rig.get(path).problem(404);
@@ -470,7 +470,7 @@ fn what_is_not_there() {
 }
 
 #[test]
-fn a_run_that_is_over_says_so() {
+fn requests_fail_after_the_run_has_ended() {
     let mut rig = Rig::new();
     let mut client = rig.client();
     client.machine().expect("it is there");

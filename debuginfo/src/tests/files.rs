@@ -20,7 +20,7 @@ fn build_id_is_that_of_the_file() {
 }
 
 #[test]
-fn wrong_files_are_refused_with_what_they_are() {
+fn wrong_files_are_refused_with_their_kind() {
     let refused = |path: &Path| DebugInfo::open(path).expect_err("refused");
     assert!(matches!(
         refused(Path::new("/dev/zero")),

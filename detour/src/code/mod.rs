@@ -63,7 +63,7 @@ pub(super) enum Does<'a> {
     /// Writes a record to the ring at `ring`, with the part's number `who`, which is not 0.
     Record {
         ring: Gva,
-        who: u32,
+        part_number: u32,
         of: Of,
         /// The counter to increment if the ring is open and full; without a counter, the part exits.
         dropped: Option<Gva>,
@@ -309,7 +309,7 @@ impl Writer<'_> {
             }
             Does::Record {
                 ring,
-                who,
+                part_number,
                 of,
                 dropped,
             } => {
@@ -317,7 +317,7 @@ impl Writer<'_> {
                     self.known_return(ring, leave)?;
                 }
                 let full = dropped.map(|_| self.asm.create_label());
-                self.record(ring, who, of, full.unwrap_or(leave))?;
+                self.record(ring, part_number, of, full.unwrap_or(leave))?;
                 if let (Some(mut full), Some(dropped)) = (full, dropped) {
                     self.asm.jmp(done)?;
                     self.asm.set_label(&mut full)?;

@@ -13,8 +13,9 @@ use super::{
 };
 use crate::processor::NotKept;
 use crate::ring::{
-    COMM, CPU, FIRST, FLAGS, HEAD, LIMIT, NO_PROCESS, NO_USER, PID, REGISTERS, RSP_BELOW,
-    SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS, TAIL, TASK_FLAGS, TID, TOP, TSC, UID, WHO,
+    COMM, CPU, FIRST, FLAGS, HEAD, LIMIT, NO_PROCESS, NO_USER, PART_NUMBER, PID, REGISTERS,
+    RSP_BELOW, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS, TAIL, TASK_FLAGS, TID, TOP, TSC,
+    UID,
 };
 
 const _: () = assert!(SAVED_BYTES == RSP_BELOW);
@@ -24,7 +25,7 @@ impl Writer<'_> {
     pub(super) fn record(
         &mut self,
         ring: Gva,
-        who: u32,
+        part_number: u32,
         of: Of,
         full: CodeLabel,
     ) -> Result<(), Unwritten> {
@@ -45,7 +46,7 @@ impl Writer<'_> {
             asm.mov(ptr(rcx + small(TOP)), rax)?;
         }
         // A nonzero `who` marks the record as complete.
-        asm.mov(dword_ptr(rcx + small(WHO)), who)?;
+        asm.mov(dword_ptr(rcx + small(PART_NUMBER)), part_number)?;
         Ok(())
     }
 

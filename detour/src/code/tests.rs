@@ -272,10 +272,13 @@ fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
     machine.vcpu.regs.rdi = 77;
     let (at, number) = machine.executed(&[TEXT.wrapping_add(5)]);
     assert_eq!(at, TEXT.wrapping_add(5));
-    if let (None, Does::Record { who, .. }) = (&filter, does) {
+    if let (None, Does::Record { part_number, .. }) = (&filter, does) {
         let slot = RING.0 + ring::FIRST;
         let word = |offset| machine.memory.read_u64(Gpa(slot + offset)).expect("memory");
-        assert_eq!(word(ring::WHO), u64::from(who) | CPU_NUMBER << 32);
+        assert_eq!(
+            word(ring::PART_NUMBER),
+            u64::from(part_number) | CPU_NUMBER << 32
+        );
         assert_eq!(word(ring::REGISTERS + 8 * 7), 77);
         assert_eq!(word(ring::TSC), TIME);
         assert_eq!(word(ring::TID), u64::from(TID) | u64::from(PID) << 32);
@@ -295,7 +298,7 @@ fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
 fn recorded_with(fields: Option<TaskFields>, offset: u64) -> i32 {
     let record = Does::Record {
         ring: RING,
-        who: 3,
+        part_number: 3,
         of: Of::Hit,
         dropped: None,
     };
@@ -320,12 +323,12 @@ fn recorded_with(fields: Option<TaskFields>, offset: u64) -> i32 {
 }
 
 #[test]
-fn record_without_a_task_says_so() {
+fn record_without_a_task_is_marked() {
     assert_eq!(recorded_with(None, ring::PID), ring::NO_PROCESS);
 }
 
 #[test]
-fn record_without_a_user_says_so() {
+fn record_without_a_user_is_marked() {
     let fields = TaskFields {
         user: None,
         ..FIELDS
@@ -335,10 +338,10 @@ fn record_without_a_user_says_so() {
 
 /// The numbers in the overhead table (`rigs/src/overhead/ways.rs`).
 #[test]
-fn what_a_hit_takes_is_what_the_table_says() {
+fn cost_of_a_hit_matches_the_overhead_table() {
     let record = |of| Does::Record {
         ring: RING,
-        who: 3,
+        part_number: 3,
         of,
         dropped: None,
     };
@@ -358,7 +361,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn what_a_filter_lets_by_is_counted(filter in filter(), sets in prop::collection::vec(registers(), 1..6)) {
+    fn executions_that_a_filter_accepts_are_counted(filter in filter(), sets in prop::collection::vec(registers(), 1..6)) {
         let code = assembled(Some(&filter), Does::Count(WORDS));
         let mut machine = Machine::with(&code);
         let mut expected = 0;
@@ -373,7 +376,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_filter_lets_by_leaves(filter in filter(), regs in registers()) {
+    fn executions_that_a_filter_accepts_exit(filter in filter(), regs in registers()) {
         let code = assembled(Some(&filter), Does::Exit);
         let exit = code.exits[0].expect("it leaves");
         let mut machine = Machine::with(&code);
@@ -386,7 +389,7 @@ proptest! {
 
     /// Each part acts alike alone and beside other parts, and the exit of a part continues at the next part.
     #[test]
-    fn parts_do_what_they_do_alone(
+    fn parts_act_together_as_alone(
         parts in prop::collection::vec((proptest::option::of(filter()), 0..3_usize), 1..5),
         regs in registers(),
     ) {
@@ -426,7 +429,7 @@ proptest! {
     }
 
     #[test]
-    fn aggregates_become_what_they_do_in_the_vmm(
+    fn aggregates_of_detours_equal_those_of_the_vmm(
         aggregate in aggregate(),
         sets in prop::collection::vec((registers(), -100..2200_i64), 1..8),
     ) {

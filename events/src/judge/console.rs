@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_s_start_is_what_the_quickest_event_says() {
+    fn quickest_event_sets_the_guest_s_start() {
         let second = Duration::from_secs(1);
         let note = |seconds: u64| {
             Event::Note(Note {

@@ -161,7 +161,7 @@ fn counts_that_a_guest_has_overwritten_are_added_up_and_judged() {
 }
 
 #[test]
-fn what_was_not_seen_does_not_pass_as_nothing() {
+fn never_fails_for_a_probe_that_could_miss_hits() {
     let never = "probe = 'kprobe:f'\nnever = true";
     let check = |change: &dyn Fn(&mut ProbeSummary)| {
         let mut probe = probe("kprobe:f", 0);
@@ -200,7 +200,7 @@ fn what_was_not_seen_does_not_pass_as_nothing() {
 }
 
 #[test]
-fn what_is_in_a_module_that_never_came_was_not_executed() {
+fn probe_in_a_module_never_loaded_counts_as_not_executed() {
     let mut waits = probe("kprobe:m:f", 0);
     waits.state = ProbeState::Pending;
     waits.reason = Some("the module `m` is not loaded".to_owned());
@@ -371,7 +371,7 @@ fn a_console_line_comes_in_time_or_not() {
 }
 
 #[test]
-fn whatever_the_guest_prints_little_is_kept() {
+fn memory_for_the_console_is_bounded() {
     let mut judge = judge("console = 'x'\nnever = true");
     for _ in 0..1000 {
         judge.console(Duration::ZERO, &[b'y'; 10_000]);

@@ -136,7 +136,7 @@ impl Watch {
         if self.broken.is_some() {
             return self.broken;
         }
-        if summary.dropped > 0 && is_told_by_events(expectation) {
+        if summary.dropped > 0 && is_decided_by_events(expectation) {
             return Some(format!("{} events were lost", summary.dropped));
         }
         match (&expectation.what, &self.progress) {
@@ -236,7 +236,7 @@ fn explain(found: String, tally: &Tally) -> String {
 }
 
 /// Whether a lost event may decide the expectation.
-fn is_told_by_events(expectation: &Expectation) -> bool {
+fn is_decided_by_events(expectation: &Expectation) -> bool {
     match &expectation.what {
         Expected::Console { .. } | Expected::End(_) => false,
         Expected::Hits { .. } => expectation.before.is_some(),

@@ -101,7 +101,7 @@ fn void_is_not_the_type_of_an_object() {
 }
 
 #[test]
-fn mistakes_say_what_is_wrong_and_what_to_do() {
+fn mistakes_are_refused_with_cause_and_remedy() {
     for (text, expected, help) in [
         (
             "first_tusk",

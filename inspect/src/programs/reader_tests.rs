@@ -193,7 +193,7 @@ fn look_without_budget_does_not_blind_later_looks() {
 }
 
 #[test]
-fn headers_that_came_into_memory_later_are_found() {
+fn headers_paged_in_later_are_found() {
     let mut f = kernel();
     let files = ProgramFiles::default();
     let _ = look(&f, &files, 1 << 20, CODE + 0x10);

@@ -78,7 +78,7 @@ fn function(name: &str) -> u64 {
 }
 
 #[test]
-fn file_says_where_it_is_loaded() {
+fn loaded_file_converts_addresses_and_offsets() {
     let elf = read(program()).expect("a program").elf;
     assert_eq!(elf.address_of(0x1000), Some(LOADED + 0x1000));
     assert_eq!(elf.address_of(program().len() as u64), None);

@@ -211,7 +211,7 @@ mod tests {
     /// The page tables: a page of 2 MiB, at its own physical address.
     const TABLES: [u64; 3] = [0x3000, 0x4000, 0x5000];
     /// No memory.
-    const NOWHERE: u64 = 0x7fff_0000;
+    const OUTSIDE_MEMORY: u64 = 0x7fff_0000;
 
     fn layout() -> TaskLayout {
         let mut blob = Blob::new();
@@ -353,7 +353,7 @@ mod tests {
     fn part_that_cannot_be_read_is_left_out() {
         let lost = |at: u64| {
             let mut memory = memory();
-            memory.point(at, NOWHERE);
+            memory.point(at, OUTSIDE_MEMORY);
             read(&memory, &CgroupPaths::default()).expect("a task")
         };
         let whole = expected();

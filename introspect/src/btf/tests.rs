@@ -40,7 +40,7 @@ fn members_are_found_by_their_paths() {
 }
 
 #[test]
-fn bit_fields_say_which_bits() {
+fn bit_fields_have_offset_and_width() {
     let btf = sample_btf();
     let flags = btf.struct_named("flags").expect("a struct");
     let bits = btf.member(flags, "bits").expect("a bit field");
@@ -121,7 +121,7 @@ fn functions_have_parameters() {
 }
 
 #[test]
-fn a_kind_of_tomorrow_is_skipped_where_its_length_is_told() {
+fn unknown_kind_is_skipped_if_its_length_is_given() {
     let with = |told: bool| {
         let mut blob = Blob::new();
         blob.int("before", 4);
@@ -143,7 +143,7 @@ fn a_kind_of_tomorrow_is_skipped_where_its_length_is_told() {
 }
 
 #[test]
-fn what_goes_in_circles_is_not_there() {
+fn circular_types_are_absent() {
     let mut blob = Blob::new();
     let typedef = blob.record("ring", (format::TYPEDEF, false), 0, 1, &[]);
     let array = blob.record("", (format::ARRAY, false), 0, 0, &[2, 2, 2]);

@@ -34,7 +34,7 @@ fn kernel() -> Vec<u8> {
 }
 
 #[test]
-fn an_image_says_where_it_is_linked_and_what_it_is() {
+fn image_has_link_addresses_and_banner() {
     let image = KernelImage::parse(kernel()).expect("an ELF file");
     assert_eq!(image.entry(), 0x100_0000);
     assert_eq!(image.banner(), Some(BANNER));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_functions_begin_with_is_plain() {
+    fn usual_first_instructions_are_plain() {
         for bytes in [
             &[0x0f, 0x1f, 0x44, 0, 0][..],         // nop [rax + rax]
             &[0x55],                               // push rbp
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_relative_to_its_place_is_not_independent_of_it() {
+    fn relative_instructions_are_not_position_independent() {
         let independent = |bytes: &[u8]| {
             let decoded = decode(bytes, Gva(0xffff_ffff_8100_0000)).expect("an instruction");
             is_position_independent(&decoded)
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_faults_goes_elsewhere_or_changes_the_ground_is_not() {
+    fn faulting_branching_and_system_instructions_are_not_plain() {
         for bytes in [
             &[0x48, 0x8b, 0x07][..],         // mov rax, [rdi]
             &[0x48, 0x8d, 0x05, 0, 0, 0, 0], // lea rax, [rip]

@@ -44,7 +44,7 @@ mod tests {
     use address::Gva;
 
     #[test]
-    fn each_form_is_told() {
+    fn each_form_of_port_access_is_decoded() {
         let cases: [(&[u8], Option<PortAccess>); 7] = [
             (
                 &[0xee],

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fault_may_be_copied() {
+    fn instruction_that_cannot_fault_is_relocatable() {
         for (bytes, needs) in [
             (&[0x0f, 0x31][..], Needs::Nothing),                     // rdtsc
             (&[0x0f, 0x01, 0xf9], Needs::Nothing),                   // rdtscp
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_fault_or_depends_on_where_it_is_may_not() {
+    fn faulting_or_relative_instruction_is_immovable() {
         use Immovable as I;
         for (bytes, why) in [
             (&[0x0f, 0x30][..], I::MayFault),             // wrmsr
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_processor_lacks_may_not() {
+    fn instruction_of_a_missing_feature_is_immovable() {
         let none = CpuidWords::default();
         let missing = Relocation::Not(Immovable::MissingFeature);
         assert_eq!(with(&[0x0f, 0x01, 0xf9], &none), missing);

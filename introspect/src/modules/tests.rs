@@ -32,7 +32,7 @@ fn symbols(module: &Module) -> Vec<(&str, char, u64)> {
 }
 
 #[test]
-fn both_forms_tell_the_same() {
+fn both_forms_give_the_same_modules() {
     for form in FORMS {
         let mut guest = Guest::new(form);
         assert_eq!(read(&guest), Ok(vec![]), "{form:?}");
@@ -108,7 +108,7 @@ fn sites_join_the_kernels_own() {
 }
 
 #[test]
-fn what_is_not_yet_a_module_is_left_out() {
+fn unformed_module_is_left_out() {
     let mut guest = Guest::new(Form::Layouts);
     let half = guest.module(UNFORMED);
     guest.module(LIVE);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn module_without_types_says_so() {
+    fn module_without_types_is_an_error() {
         let mut guest = Guest::new(Form::Memory);
         let module = guest.module(LIVE);
         let error = read(&guest, module).expect_err("none");

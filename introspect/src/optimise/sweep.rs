@@ -130,16 +130,16 @@ fn is_indirect_jump(around: &Surroundings<'_>, decoded: &Decoded) -> bool {
     }
 }
 
-/// Passes to `tell` the addresses in an instruction: immediates, and displacements of memory
+/// Passes to `report` the addresses in an instruction: immediates, and displacements of memory
 /// operands.
-fn mentioned(insn: &Instruction, mut tell: impl FnMut(Gva)) {
+fn mentioned(insn: &Instruction, mut report: impl FnMut(Gva)) {
     for operand in 0..insn.op_count() {
         match insn.op_kind(operand) {
             OpKind::Immediate64 | OpKind::Immediate32to64 => {
-                tell(Gva(insn.immediate(operand)));
+                report(Gva(insn.immediate(operand)));
             }
             OpKind::Memory if insn.memory_displ_size() >= 4 => {
-                tell(Gva(insn.memory_displacement64()));
+                report(Gva(insn.memory_displacement64()));
             }
             _ => (),
         }

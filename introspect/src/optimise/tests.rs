@@ -247,7 +247,7 @@ fn jump_through_table(kernel: &mut Kernel, table: Gva) -> Gva {
 }
 
 #[test]
-fn an_indirect_jump_goes_where_its_table_says() {
+fn indirect_jump_targets_the_addresses_of_its_table() {
     for (offset, expected) in [(21, Ok(())), (1, Err(()))] {
         let (mut kernel, _) = Kernel::of(&ONE);
         let table = kernel.here();
@@ -266,7 +266,7 @@ fn an_indirect_jump_goes_where_its_table_says() {
 }
 
 #[test]
-fn an_indirect_jump_that_counts_from_code_may_go_anywhere() {
+fn indirect_jump_relative_to_code_has_unknown_targets() {
     let (mut kernel, _) = Kernel::of(&ONE);
     let label = Gva(TEXT + kernel.code.len() as u64 + 20);
     let at = jump_through_table(&mut kernel, label);
@@ -296,7 +296,7 @@ fn a_jump_to_a_retpoline_is_an_indirect_one() {
 }
 
 #[test]
-fn what_has_an_exception_entry_stays() {
+fn instruction_with_an_exception_entry_stays() {
     for (offset, expected) in [(1, false), (4, false), (5, true)] {
         let mut kernel = Kernel::new();
         let at = kernel.function("f", &PLAIN);
@@ -315,7 +315,7 @@ fn what_has_an_exception_entry_stays() {
 }
 
 #[test]
-fn a_call_that_is_off_is_judged_with_what_follows_it() {
+fn disabled_call_is_judged_with_the_next_instructions() {
     let nop = [0x0f, 0x1f, 0x44, 0, 0];
     let judge = |mut kernel: Kernel, call: Gva| {
         kernel.site(call, 5, PatchKind::Ftrace);
@@ -361,7 +361,7 @@ fn a_call_that_is_off_is_judged_with_what_follows_it() {
 }
 
 #[test]
-fn what_the_kernel_patches_stays_unless_it_does_so_at_boot() {
+fn patch_site_stays_unless_it_is_patched_at_boot() {
     for kind in [
         PatchKind::Ftrace,
         PatchKind::JumpLabel,
@@ -394,7 +394,7 @@ fn a_call_stands_alone() {
 }
 
 #[test]
-fn what_a_detour_cannot_hold_stays() {
+fn instruction_that_a_detour_cannot_hold_stays() {
     for (code, why) in [
         (&[0xe2, 0x00][..], Fixed::ShortBranch),          // loop
         (&[0xe3, 0x00], Fixed::ShortBranch),              // jrcxz

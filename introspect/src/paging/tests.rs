@@ -93,7 +93,7 @@ fn canonical(number: u64, levels: u32) -> u64 {
 
 proptest! {
     #[test]
-    fn walks_give_what_was_mapped(
+    fn walks_return_the_mapped_pages(
         levels in 4_u32..=5,
         pages in proptest::collection::vec((any::<u64>(), 0..1_u64 << 40, sizes(), any::<[bool; 5]>()), 1..20),
         offset in any::<u64>(),

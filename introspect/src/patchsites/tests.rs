@@ -169,7 +169,7 @@ fn the_other_tables() {
 }
 
 #[test]
-fn overlap_is_by_bytes_and_prefers_what_is_patched_at_run_time() {
+fn overlap_is_by_bytes_and_prefers_run_time_patch_sites() {
     let sites: PatchSites = [
         site(PatchKind::Alternative, 0x10, 10),
         site(PatchKind::JumpLabel, 0x18, 2),

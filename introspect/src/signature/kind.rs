@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_type_says_which_bits_count() {
+    fn type_determines_the_significant_bits() {
         let word = 0xdead_beef_ffff_ff9c;
         let number = |bytes, signed| Kind::Integer { bytes, signed }.number(word);
         assert_eq!(number(4, true), -100);

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_certain_has_no_types() {
+    fn uncertain_function_has_no_types() {
         let of = |symbol| Signature::of_function(&types(), symbol).map(|_| ()).err();
         assert_eq!(of("close"), Some(Untyped::Unknown));
         assert_eq!(of("twice"), Some(Untyped::Ambiguous));

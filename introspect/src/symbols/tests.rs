@@ -58,7 +58,7 @@ fn sizes_stop_at_the_next_address_and_at_padding_symbols() {
 }
 
 #[test]
-fn the_most_readable_alias_is_shown_whatever_the_order() {
+fn most_readable_alias_is_shown_in_any_order() {
     let cases: [&[(char, &str)]; 5] = [
         &[('T', "ksys_read"), ('t', "a_local_one")],
         &[
@@ -92,7 +92,7 @@ fn the_most_readable_alias_is_shown_whatever_the_order() {
 }
 
 #[test]
-fn names_that_several_share_are_told_apart_by_kind_and_address() {
+fn shared_names_are_ordered_by_kind_and_address() {
     let table = table(&[
         (TEXT + 0x20, 't', "init"),
         (TEXT, 'd', "init"),
@@ -192,7 +192,7 @@ fn one_table_can_be_added_to() {
 }
 
 #[test]
-fn what_makes_no_sense_is_dropped() {
+fn implausible_symbols_are_dropped() {
     let mut builder = SymbolTableBuilder::new();
     assert!(!builder.push(Gva(0), 'T', ""));
     assert!(!builder.push(Gva(0), 'é', "name"));

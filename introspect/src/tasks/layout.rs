@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_say_has_none() {
+    fn kernel_without_the_symbol_has_no_variable() {
         assert_eq!(layout("currant_task", 8), None);
     }
 }

@@ -19,7 +19,7 @@ fn a_sweep_finds_every_start() {
 }
 
 #[test]
-fn a_sweep_ends_at_what_is_no_instruction() {
+fn sweep_ends_at_an_invalid_instruction() {
     let bytes = [0x90, 0x06, 0x90];
     let mut sweep = boundaries(&bytes, Gva(CODE));
     assert!(sweep.next().is_some_and(|found| found.is_ok()));

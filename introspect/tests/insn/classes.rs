@@ -58,7 +58,7 @@ fn each_refusal_has_its_reason() {
 }
 
 #[test]
-fn what_kernels_are_made_of_is_emulated() {
+fn usual_kernel_instructions_are_emulatable() {
     for (text, hex) in [
         ("push rbp", "55"),
         ("mov rbp, rsp", "48 89 e5"),

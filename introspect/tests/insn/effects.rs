@@ -57,7 +57,7 @@ fn a_write_across_a_boundary_happens_entirely_or_not_at_all() {
 }
 
 #[test]
-fn what_is_read_to_be_written_faults_as_a_write() {
+fn read_modify_write_faults_as_a_write() {
     let absent = |code: &str, hex: &str| {
         let machine = kernel().with(Gpr::Rbx, END).with(Gpr::Rax, 5);
         match machine.refused(code, hex) {

@@ -17,7 +17,7 @@ fn into(from: u64, to: u64) -> Option<Branch> {
 }
 
 #[test]
-fn branches_into_a_stretch_are_found() {
+fn branches_into_a_range_are_found() {
     assert_eq!(
         into(1, 2),
         Some(Branch {
@@ -64,7 +64,7 @@ fn a_jump_to_a_thunk_is_indirect() {
 }
 
 #[test]
-fn what_does_not_decode_gives_no_answer() {
+fn undecodable_bytes_are_an_error() {
     let unknown = Err(DecodeError::Invalid { at: Gva(CODE) });
     assert_eq!(
         has_indirect_jump(&[0x06, 0xff, 0xe0], Gva(CODE), &[]),

@@ -113,7 +113,7 @@ fn new_tables_are_those_that_the_instruction_loads() {
 }
 
 #[test]
-fn what_goes_through_a_table_says_so() {
+fn targets_through_gates_and_msrs_are_named() {
     assert_eq!(places(kernel(), "int 0x80", "cd 80"), [Next::Gate(0x80)]);
     assert_eq!(places(kernel(), "int1", "f1"), [Next::Gate(1)]);
     assert_eq!(

@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_classified_as_emulatable_is_known_to_the_emulator(
+    fn emulatable_instructions_are_known_to_the_emulator(
         before in machine(),
         bytes in code_bytes(),
     ) {
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn sweeps_cover_what_they_are_given(
+    fn sweeps_cover_all_bytes(
         bytes in vec(any::<u8>(), 0..64),
         start in any::<u64>(),
         offset in 0..80_u64,

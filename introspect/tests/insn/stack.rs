@@ -22,7 +22,7 @@ fn push_of_memory_addresses_with_the_old_stack_pointer() {
 }
 
 #[test]
-fn pop_rsp_keeps_what_it_popped() {
+fn pop_rsp_keeps_the_popped_value() {
     let after = kernel().holding(STACK, 0x1234).after("pop rsp", "5c");
     assert_eq!(after.gpr(Gpr::Rsp), 0x1234);
 }

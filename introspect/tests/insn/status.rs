@@ -33,7 +33,7 @@ fn completing_clears_the_resume_flag() {
 }
 
 #[test]
-fn popf_changes_what_the_privilege_level_allows() {
+fn popf_changes_the_flags_that_the_privilege_level_allows() {
     let image = CARRY | IO_LEVEL;
     let kernel_after = kernel().holding(STACK, image).after("popfq", "9d");
     assert_eq!(kernel_after.rflags, 2 | image);

@@ -187,7 +187,7 @@ fn flags_are_loaded_as_the_kernel_may() {
 }
 
 #[test]
-fn what_faults_traps_or_switches_tasks_is_left_to_the_hardware() {
+fn iret_that_faults_traps_or_switches_tasks_is_left_to_the_hardware() {
     let of = |frame| refused(interrupted(frame));
     let rflags = |rflags| Frame { rflags, ..TO_USER };
     assert_eq!(of(rflags(0x202 | TRAP)), Reason::GuestTrapFlag);
@@ -317,7 +317,7 @@ fn sysret_loads_the_flags_but_for_rf() {
 }
 
 #[test]
-fn what_makers_do_differently_is_done_as_intel_does_or_not_at_all() {
+fn vendor_specific_behaviour_is_emulated_for_intel_only() {
     let after_an_interrupt = |vendor| {
         of_vendor(vendor).with_system(|system| system.segments.ss = SegmentRegister::default())
     };

@@ -96,7 +96,7 @@ fn division_errors_are_left_to_the_guest() {
 }
 
 #[test]
-fn branches_to_nowhere_are_left_to_the_guest() {
+fn branches_to_non_canonical_addresses_are_left_to_the_guest() {
     let nowhere = 0x8000_0000_0000_0000;
     let outcome = kernel().with(Gpr::Rax, nowhere).refused("jmp rax", "ff e0");
     assert_eq!(outcome, Outcome::Unsupported(Reason::BranchNotCanonical));
@@ -118,7 +118,7 @@ fn scanning_nothing_into_32_bits_is_refused_where_processors_differ() {
 }
 
 #[test]
-fn what_the_guest_may_not_have_is_refused() {
+fn instruction_of_a_missing_cpu_feature_is_refused() {
     let mut machine = kernel();
     machine.features.popcnt = false;
     let outcome = machine.refused("popcnt rax, rcx", "f3 48 0f b8 c1");

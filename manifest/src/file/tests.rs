@@ -295,7 +295,7 @@ fn a_program_is_labelled_inside_its_quotes() {
 }
 
 #[test]
-fn what_is_expected_of_a_probe_with_a_program_means_one_thing() {
+fn expectation_of_a_probe_with_a_program_is_unambiguous() {
     let wrong = |probes: &str, expected: &str| {
         let text = format!("{probes}[[expect]]\n{expected}\n");
         let error = Manifest::parse(&text, "run.toml", Path::new("")).err()?;
@@ -324,7 +324,7 @@ fn what_is_expected_of_a_probe_with_a_program_means_one_thing() {
 }
 
 #[test]
-fn what_is_no_toml_is_labelled() {
+fn invalid_toml_is_labelled() {
     let (message, spot, _) = only("[guest\nkernel = 'a'\n");
     assert_eq!(message, "this is not TOML");
     assert!(spot.len() <= 1, "{spot}");
@@ -345,7 +345,7 @@ fn no_text_makes_it_panic() {
 }
 
 #[test]
-fn a_file_that_is_not_there_says_which() {
+fn missing_file_is_named() {
     let error = Manifest::load(Path::new("/nonexistent/run.toml")).expect_err("no file");
     assert_eq!(
         error.to_string(),
@@ -360,7 +360,7 @@ fn expectations(tables: &str) -> Vec<String> {
 }
 
 #[test]
-fn expectations_say_what_they_mean() {
+fn expectations_are_described_in_words() {
     let said = expectations(
         r#"
         [[expect]]

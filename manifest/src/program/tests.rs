@@ -21,7 +21,7 @@ fn condition(text: &str) -> Condition {
 }
 
 #[test]
-fn what_is_written_is_what_is_meant() {
+fn text_is_parsed_to_its_value() {
     let argument = |number| Operand::Argument(Argument::new(number).expect("in a register"));
     for (text, operand, mask, comparison, value) in [
         ("arg0 == 5", argument(0), None, Comparison::Eq, 5),
@@ -86,7 +86,7 @@ fn what_is_written_is_what_is_meant() {
 }
 
 #[test]
-fn the_span_of_a_filter_is_the_exact_spot() {
+fn span_of_a_filter_mistake_is_exact() {
     let many = ["arg0 == 1"; 9].join(" && ");
     for (text, spot, says) in [
         ("", "", "it ends where an operand is expected"),
@@ -145,7 +145,7 @@ fn the_span_of_a_filter_is_the_exact_spot() {
 }
 
 #[test]
-fn the_span_of_an_aggregate_is_the_exact_spot() {
+fn span_of_an_aggregate_mistake_is_exact() {
     for (text, spot, says) in [
         ("", "", "it ends where an aggregate is expected"),
         ("histo(arg0)", "histo", "there is no aggregate `histo`"),
@@ -199,7 +199,7 @@ fn the_span_of_an_aggregate_is_the_exact_spot() {
 }
 
 #[test]
-fn help_says_what_to_write() {
+fn help_names_the_correct_spelling() {
     let help = |text: &str| refused::<Filter>(text).2.expect(text);
     assert_eq!(help("arg0 = 5"), "equality is written ==");
     assert_eq!(
@@ -465,7 +465,7 @@ proptest! {
     }
 
     #[test]
-    fn a_filter_is_the_conjunction_of_what_it_says(
+    fn filter_is_the_conjunction_of_its_conditions(
         filter in any_filter(),
         mut values in proptest::collection::vec(edge(), 25),
         meet in proptest::collection::vec(any::<bool>(), Filter::MAX_CONDITIONS),
@@ -486,7 +486,7 @@ proptest! {
     }
 
     #[test]
-    fn an_aggregate_is_what_its_values_make(
+    fn aggregate_follows_from_its_values(
         aggregate in any_aggregate(),
         values in proptest::collection::vec(edge(), 0..40),
         split in 0..40_usize,

@@ -11,7 +11,7 @@ fn refused(text: &str) -> (String, &str, Option<String>) {
 }
 
 #[test]
-fn what_is_written_is_what_is_meant() {
+fn text_is_parsed_to_its_value() {
     let symbol = |name: &str, offset| Location::Symbol {
         name: name.to_owned(),
         offset,
@@ -101,7 +101,7 @@ fn the_text_is_in_one_form() {
 }
 
 #[test]
-fn a_kind_that_is_not_there_is_named_with_what_is() {
+fn missing_kind_is_refused_with_the_known_kinds() {
     assert_eq!(
         refused("uretprobe:/bin/sh:main"),
         (
@@ -139,7 +139,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
 }
 
 #[test]
-fn the_span_is_the_exact_spot() {
+fn span_covers_exactly_the_mistake() {
     for (text, spot) in [
         ("", ""),
         ("kprobe", "kprobe"),

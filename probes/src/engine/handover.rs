@@ -142,7 +142,7 @@ impl Handover {
         let probes = self.probes.list.load();
         probes
             .iter()
-            .chain(&self.plants.milestones)
+            .chain(&self.plants.kernel_event_probes)
             .cloned()
             .collect()
     }

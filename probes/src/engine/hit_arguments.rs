@@ -53,14 +53,14 @@ impl<'e> HitArguments<'e> {
                 None => FoundArguments::Registers,
                 Some(Ok(arguments)) => FoundArguments::Read(arguments),
                 Some(Err(why)) => {
-                    tell(self.probe, self.reporter, &why);
+                    note_unread(self.probe, self.reporter, &why);
                     FoundArguments::Unreadable
                 }
             })
     }
 }
 
-fn tell(probe: &Probe, reporter: &Reporter, why: &Unread) {
+fn note_unread(probe: &Probe, reporter: &Reporter, why: &Unread) {
     if probe.is_first_unread() {
         reporter.note(Some(probe), why.to_string());
     }

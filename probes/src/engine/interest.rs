@@ -73,7 +73,7 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
         };
     }
     let follows = match &probe.purpose {
-        Purpose::Milestone(_) => return Interests::default(),
+        Purpose::KernelEvent(_) => return Interests::default(),
         Purpose::Return(purpose) => Some(purpose),
         _ => None,
     };

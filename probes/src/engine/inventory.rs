@@ -71,7 +71,7 @@ impl Inventory {
     /// Every probe, in the order of registration. If a pattern in a module has matches, the matches replace the pattern.
     #[must_use]
     pub fn statuses(&self) -> Vec<ProbeStatus> {
-        self.told(|_| true)
+        self.reported_probes(|_| true)
             .iter()
             .map(|probe| status(probe))
             .collect()
@@ -80,7 +80,7 @@ impl Inventory {
     /// The probe with the id `id`; several for a pattern in a module.
     #[must_use]
     pub fn statuses_of(&self, id: ProbeId) -> Vec<ProbeStatus> {
-        self.told(|known| known == id)
+        self.reported_probes(|known| known == id)
             .iter()
             .map(|probe| status(probe))
             .collect()
@@ -89,7 +89,7 @@ impl Inventory {
     /// The first `most` probes with the given ids, in the order of registration.
     #[must_use]
     pub fn statuses_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeStatus> {
-        let told = self.told(|known| ids.contains(&known));
+        let told = self.reported_probes(|known| ids.contains(&known));
         told.iter().take(most).map(|probe| status(probe)).collect()
     }
 
@@ -171,9 +171,10 @@ fn status(probe: &Probe) -> ProbeStatus {
     let (kind, action, maxactive) = match &probe.purpose {
         Purpose::Trace => (ProbeKind::Kprobe, Some(ProbeAction::Trace), None),
         Purpose::Count => (ProbeKind::Kprobe, Some(ProbeAction::Count), None),
-        Purpose::Aggregate(_) | Purpose::Handle(_) | Purpose::Inject(_) | Purpose::Milestone(_) => {
-            (ProbeKind::Kprobe, None, None)
-        }
+        Purpose::Aggregate(_)
+        | Purpose::Handle(_)
+        | Purpose::Inject(_)
+        | Purpose::KernelEvent(_) => (ProbeKind::Kprobe, None, None),
         Purpose::Return(returns) => (
             ProbeKind::Kretprobe,
             match returns.action {
@@ -228,14 +229,14 @@ impl Inventory {
     /// The state and the counters of each probe, in the order of registration.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
-        self.told(|_| true)
+        self.reported_probes(|_| true)
             .iter()
             .map(|probe| probe.summary())
             .collect()
     }
 
     /// The wanted probes for a report. If a glob in a module has matches, the matches replace the glob.
-    fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
+    fn reported_probes(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
         // Recorded hits are part of the counters.
         self.records.take_out_records();
         let probes = self.probes.list.load();

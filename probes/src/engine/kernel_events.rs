@@ -21,14 +21,14 @@ use crate::engine::tasks::Tasks;
 use crate::engine::uprobes::Uprobes;
 use crate::kernel::Kernel;
 use crate::plant_table::Plant;
-use crate::registry::{FileEvent, Milestone, Mover, Probe, Purpose, Reader};
+use crate::registry::{FileEvent, KernelEvent, Mover, Probe, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 
 /// The kernel event probes possible in this kernel.
 pub(crate) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
-    let mut found: Vec<Arc<Probe>> = Milestone::ALL
+    let mut found: Vec<Arc<Probe>> = KernelEvent::ALL
         .into_iter()
-        .filter_map(|milestone| placed_one(kernel, milestone))
+        .filter_map(|kernel_event| placed_one(kernel, kernel_event))
         .collect();
     let has = |reader| found.iter().any(|probe| is_reader(probe, reader));
     if has(Reader::CheckProbe) && has(Reader::CheckOptimised) {
@@ -36,7 +36,7 @@ pub(crate) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
         // `insn_decode` thousands of times on other text, and each call would exit.
         found.retain(|probe| !is_reader(probe, Reader::Decode));
     }
-    let moves = |probe: &Arc<Probe>, mover| matches!(probe.purpose, Purpose::Milestone(Milestone::File(FileEvent::Moved(of))) if of == mover);
+    let moves = |probe: &Arc<Probe>, mover| matches!(probe.purpose, Purpose::KernelEvent(KernelEvent::File(FileEvent::Moved(of))) if of == mover);
     if found.iter().any(|probe| moves(probe, Mover::InnerFolio)) {
         // The outer function calls the inner one.
         found.retain(|probe| !moves(probe, Mover::Folio));
@@ -45,19 +45,19 @@ pub(crate) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
 }
 
 fn is_reader(probe: &Probe, reader: Reader) -> bool {
-    matches!(probe.purpose, Purpose::Milestone(Milestone::Reader(other)) if other == reader)
+    matches!(probe.purpose, Purpose::KernelEvent(KernelEvent::Reader(other)) if other == reader)
 }
 
-fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
-    let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
+fn placed_one(kernel: &Kernel, kernel_event: KernelEvent) -> Option<Arc<Probe>> {
+    let spec = format!("kprobe:{}", kernel_event.function()).parse().ok()?;
     let Resolved { name, place } = resolve(kernel, &spec, 0).ok()?.pop()?;
     let place = place.ok()?;
-    let is_optional = matches!(milestone, Milestone::Reader(_) | Milestone::File(_));
+    let is_optional = matches!(kernel_event, KernelEvent::Reader(_) | KernelEvent::File(_));
     if is_optional && place.via == Via::DebugRegister {
         // A user's probe has more use for the debug register.
         return None;
     }
-    let purpose = Purpose::Milestone(milestone);
+    let purpose = Purpose::KernelEvent(kernel_event);
     let probe = Probe::new(ProbeId(0), name, purpose, Some(place), true);
     Some(Arc::new(probe))
 }
@@ -84,7 +84,7 @@ pub(crate) struct KernelEvents {
 impl KernelEvents {
     /// Handles the kernel event probes at `plant`. The vCPU stands at the plant, or a handler has `moved` the vCPU elsewhere. The
     /// other vCPUs are paused.
-    pub(crate) fn reach_milestones(
+    pub(crate) fn handle_kernel_events(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
@@ -92,35 +92,35 @@ impl KernelEvents {
         moved: bool,
     ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
-            let Purpose::Milestone(milestone) = probe.purpose else {
+            let Purpose::KernelEvent(kernel_event) = probe.purpose else {
                 continue;
             };
-            if moved && !milestone.is_served_when_moved() {
+            if moved && !kernel_event.is_served_when_moved() {
                 continue;
             }
-            match milestone {
-                Milestone::EarlyTraps => self.early.begin_early_detours(vcpu)?,
-                Milestone::BootPatched => self.on_boot_patched(vcpu, paused)?,
-                Milestone::InitFreed => self.retire_init(paused),
-                Milestone::Panic => self.crashes.record_panic(vcpu)?,
-                Milestone::NextKernel => self.handover.hand_over(paused),
-                Milestone::CpuOnline | Milestone::CpuOffline => {
+            match kernel_event {
+                KernelEvent::EarlyTraps => self.early.begin_early_detours(vcpu)?,
+                KernelEvent::BootPatched => self.on_boot_patched(vcpu, paused)?,
+                KernelEvent::InitFreed => self.retire_init(paused),
+                KernelEvent::Panic => self.crashes.record_panic(vcpu)?,
+                KernelEvent::NextKernel => self.handover.hand_over(paused),
+                KernelEvent::CpuOnline | KernelEvent::CpuOffline => {
                     self.optimiser.look_at_cpus(paused)?
                 }
-                Milestone::TaskEnded => self.returns.end_task(vcpu)?,
-                Milestone::TaskLeft => self.returns.leave_task(vcpu.index()),
-                Milestone::Module(event) => {
+                KernelEvent::TaskEnded => self.returns.end_task(vcpu)?,
+                KernelEvent::TaskLeft => self.returns.leave_task(vcpu.index()),
+                KernelEvent::Module(event) => {
                     self.module_watch.on_module_event(vcpu, paused, event)?
                 }
-                Milestone::File(event) => {
+                KernelEvent::File(event) => {
                     let regs = vcpu.regs()?;
                     self.uprobes.on_event(paused, event, &regs)?;
                 }
-                Milestone::Reader(Reader::WriteJumps) => {
+                KernelEvent::Reader(Reader::WriteJumps) => {
                     self.armer.make_room_for_jumps(vcpu, paused)?
                 }
                 // Other readers are handled after the vCPU has stepped over the instruction.
-                Milestone::Reader(_) => (),
+                KernelEvent::Reader(_) => (),
             }
         }
         Ok(())

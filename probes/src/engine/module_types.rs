@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_types_are_told_once_for_a_load() {
+    fn missing_types_are_noted_once_for_a_load() {
         let kept = KeptTypes::default();
         let missing = |module| {
             let mut told = 0;

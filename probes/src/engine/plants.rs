@@ -11,7 +11,7 @@ use vmm::HardwareBreakpoints;
 
 use crate::engine::running::Running;
 use crate::plant_table::{DebugUse, Plant, Table};
-use crate::registry::{Milestone, Probe, Purpose, Reader};
+use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 
 /// The plants that vCPUs look up, and the kernel event probes.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Plants {
     /// Looked up by vCPUs without a lock. Replaced with the vCPUs paused.
     pub(crate) table: ArcSwap<Table>,
     /// The kernel event probes.
-    pub(crate) milestones: Vec<Arc<Probe>>,
+    pub(crate) kernel_event_probes: Vec<Arc<Probe>>,
     /// Withdrawn plants without a debug register: see [`StandIns`](crate::engine::write::stand_in::StandIns).
     pub(crate) unwatched: Mutex<Vec<Gva>>,
 }
@@ -58,8 +58,12 @@ impl Plants {
             return None;
         }
         let boots =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
-        let paging = if self.milestones.iter().any(|probe| boots(&probe.purpose)) {
+            |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(KernelEvent::BootPatched));
+        let paging = if self
+            .kernel_event_probes
+            .iter()
+            .any(|probe| boots(&probe.purpose))
+        {
             self.running.modules.paging()?
         } else {
             state.paging
@@ -111,18 +115,21 @@ impl Plants {
     /// kernel event probe, and has a plant.
     pub(crate) fn shows_own_to_ftrace(&self) -> bool {
         let copies = |purpose: &Purpose| {
-            matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))
+            matches!(
+                purpose,
+                Purpose::KernelEvent(KernelEvent::Reader(Reader::Copy))
+            )
         };
-        let mut milestones = self.milestones.iter();
-        milestones.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
+        let mut kernel_event_probes = self.kernel_event_probes.iter();
+        kernel_event_probes.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
     }
 
-    pub(crate) fn is_planted(&self, milestone: Milestone) -> bool {
+    pub(crate) fn is_planted(&self, kernel_event: KernelEvent) -> bool {
         let is_it =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(it) if *it == milestone);
+            |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(it) if *it == kernel_event);
         let table = self.table.load();
-        let mut milestones = self.milestones.iter();
-        milestones.any(|probe| {
+        let mut kernel_event_probes = self.kernel_event_probes.iter();
+        kernel_event_probes.any(|probe| {
             let plant = || table.at(probe.planted_at()?);
             // A guest write may have made the plant withdraw; then the probe reports no event.
             is_it(&probe.purpose)
@@ -133,9 +140,12 @@ impl Plants {
     /// Whether the kernel's page tables and its text are final, apart from run-time patching.
     pub(crate) fn kernel_is_settled(&self) -> bool {
         let boots =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
+            |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(KernelEvent::BootPatched));
         self.running.located.get().is_some()
             && (self.running.boot_patched.get()
-                || !self.milestones.iter().any(|probe| boots(&probe.purpose)))
+                || !self
+                    .kernel_event_probes
+                    .iter()
+                    .any(|probe| boots(&probe.purpose)))
     }
 }

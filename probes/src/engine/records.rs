@@ -86,14 +86,14 @@ impl Records {
     }
 
     /// Whether part `who` belongs to `probe`.
-    pub(crate) fn is_owner(&self, who: u32, probe: &Arc<Probe>) -> bool {
+    pub(crate) fn is_owner(&self, part_number: u32, probe: &Arc<Probe>) -> bool {
         let owners = self.owners();
-        matches!(owners.get(&who), Some(Owner::Probe { probe: owner, .. }) if Arc::ptr_eq(owner, probe))
+        matches!(owners.get(&part_number), Some(Owner::Probe { probe: owner, .. }) if Arc::ptr_eq(owner, probe))
     }
 
     /// Whether part `who` belongs to no probe that is armed or may be armed again.
-    pub(crate) fn has_no_owner(&self, who: u32) -> bool {
-        match self.owners().get(&who) {
+    pub(crate) fn has_no_owner(&self, part_number: u32) -> bool {
+        match self.owners().get(&part_number) {
             Some(Owner::Probe { probe, .. }) => {
                 matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused)
             }
@@ -104,20 +104,25 @@ impl Records {
 
     /// Assigns part `who` to `probe`, which probes `ip`. The other vCPUs are paused. Returns the former owner, if a different
     /// probe.
-    pub(crate) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
+    pub(crate) fn set_owner(
+        &self,
+        part_number: u32,
+        probe: &Arc<Probe>,
+        ip: Gva,
+    ) -> Option<Arc<Probe>> {
         let owner = Owner::Probe {
             probe: Arc::clone(probe),
             ip,
         };
-        match self.owners().insert(who, owner)? {
+        match self.owners().insert(part_number, owner)? {
             Owner::Probe { probe: before, .. } if !Arc::ptr_eq(&before, probe) => Some(before),
             _ => None,
         }
     }
 
     /// Assigns part `who` to the calls that return to `site`. The other vCPUs are paused.
-    pub(crate) fn set_returns(&self, who: u32, site: Gva) {
-        self.owners().insert(who, Owner::Returns(site));
+    pub(crate) fn set_returns(&self, part_number: u32, site: Gva) {
+        self.owners().insert(part_number, Owner::Returns(site));
     }
 
     /// Measures the rate of time stamp counters, unless known: in some 20 ms.
@@ -163,9 +168,9 @@ impl Records {
         let mut taken = 0;
         let done = ring.take_out(|record| {
             taken += 1;
-            self.tell_record(&record);
+            self.emit_record(&record);
         });
-        self.heed(done);
+        self.note_read_error(done);
         taken
     }
 
@@ -183,15 +188,15 @@ impl Records {
         }
     }
 
-    fn heed(&self, done: Result<(), GuestError>) {
+    fn note_read_error(&self, done: Result<(), GuestError>) {
         if let Err(error) = done {
             self.reporter
                 .note(None, format!("records cannot be read: {error}"));
         }
     }
 
-    fn tell_record(&self, record: &Record) {
-        let owner = self.owners().get(&record.who).cloned();
+    fn emit_record(&self, record: &Record) {
+        let owner = self.owners().get(&record.part_number).cloned();
         let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
         let Some(owner) = owner else {
             if self.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -217,7 +222,7 @@ impl Records {
                 .enter_recorded_call(&probe, purpose, record, ts_ns),
             _ => {
                 let signature = probe.signature();
-                self.reporter.tell_hit_at(
+                self.reporter.emit_hit_at(
                     ts_ns,
                     &probe,
                     vcpu,
@@ -260,7 +265,7 @@ impl Records {
     /// # Errors
     ///
     /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn tell_hit(
+    pub(crate) fn emit_hit(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
@@ -272,7 +277,7 @@ impl Records {
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
         Ok(())
     }
 
@@ -281,7 +286,7 @@ impl Records {
     /// # Errors
     ///
     /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn tell_write(
+    pub(crate) fn emit_write(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
@@ -296,7 +301,7 @@ impl Records {
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
         Ok(())
     }
 
@@ -321,7 +326,7 @@ impl Records {
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
         Ok(())
     }
 
@@ -377,7 +382,7 @@ impl Records {
     /// # Errors
     ///
     /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn tell_return(
+    pub(crate) fn emit_return(
         &self,
         hit: &mut HitContext<'_>,
         call: &Instance,
@@ -397,7 +402,7 @@ impl Records {
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_return_at(ts_ns, call, hit.vcpu(), &hit.regs, task, stack);
+            .emit_return_at(ts_ns, call, hit.vcpu(), &hit.regs, task, stack);
         Ok(())
     }
 }

@@ -56,7 +56,7 @@ impl Reporter {
         }));
     }
 
-    pub(crate) fn tell_hit_at(
+    pub(crate) fn emit_hit_at(
         &self,
         ts_ns: u64,
         probe: &Probe,
@@ -96,7 +96,7 @@ impl Reporter {
         }));
     }
 
-    pub(crate) fn tell_return_at(
+    pub(crate) fn emit_return_at(
         &self,
         ts_ns: u64,
         call: &Instance,

@@ -64,7 +64,7 @@ impl Engine {
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Self {
-        let milestones = placed(&kernel);
+        let kernel_event_probes = placed(&kernel);
         let detour: Arc<Detour> = Arc::default();
         let return_sites: Arc<ReturnSites> = Arc::default();
         let calls: Arc<Calls> = Arc::default();
@@ -99,7 +99,7 @@ impl Engine {
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),
             table: ArcSwap::default(),
-            milestones,
+            kernel_event_probes,
             unwatched: Mutex::default(),
         });
         let probes = Arc::new(ProbeList {

@@ -26,7 +26,7 @@ pub(crate) enum Purpose {
     /// Calls are followed to their return.
     Return(ReturnPurpose),
     /// A kernel event probe: the engine handles the hits.
-    Milestone(Milestone),
+    KernelEvent(KernelEvent),
 }
 
 /// The work at the returns of a function.
@@ -108,7 +108,7 @@ impl Purpose {
 
 /// A kernel event: a point in the guest's life at which the engine has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Milestone {
+pub(crate) enum KernelEvent {
     /// The kernel's present page tables share their top entries with its final tables, and its early interrupt table handles #BP.
     EarlyTraps,
     /// The kernel has patched itself for this machine: plants are possible on instructions rewritten at boot.
@@ -135,7 +135,7 @@ pub(crate) enum Milestone {
     Reader(Reader),
 }
 
-impl Milestone {
+impl KernelEvent {
     /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere: plants that leave memory without need
     /// cost only hits, and a check of the processors has no cost. A panic, the start of another kernel and the reading of text take
     /// place only if the kernel executes the function. The end of a task is served before handlers run.
@@ -187,7 +187,7 @@ impl Reader {
     }
 }
 
-impl Milestone {
+impl KernelEvent {
     pub(crate) const ALL: [Self; 25] = [
         Self::EarlyTraps,
         Self::BootPatched,

@@ -41,7 +41,7 @@ pub use functions::{FunctionVerdict, functions};
 pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
 pub(crate) use place::ENDBR64;
-pub use place::{Place, Refusal, Via, When};
+pub use place::{Place, PlantTime, Refusal, Via};
 pub use program_problem::ProgramProblem;
 pub use watch_problem::WatchProblem;
 

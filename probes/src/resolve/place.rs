@@ -33,7 +33,7 @@ pub enum Via {
 
 /// The earliest time of the plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum PlantTime {
     /// As soon as the text is in memory.
     TextPresent,
     /// Once the kernel has patched itself at boot: until then the kernel reads and rewrites this instruction.
@@ -50,7 +50,7 @@ pub struct Place {
     /// The means by which the probe notices execution.
     pub via: Via,
     /// The earliest time of the plant.
-    pub when: When,
+    pub when: PlantTime,
     /// Whether the text is freed after boot, or after the module's init function.
     pub init: bool,
     /// The address of the module's `struct module`, for a site in a module; all addresses are then run-time addresses.
@@ -157,11 +157,11 @@ pub(super) fn at_exact_offset(
         len: decoded.len(),
     };
     Ok(Ok(match patched(text, &decoded) {
-        None => place(here, When::TextPresent),
-        Some((_, PatchTime::BootOnly)) => place(here, When::BootPatched),
+        None => place(here, PlantTime::TextPresent),
+        Some((_, PatchTime::BootOnly)) => place(here, PlantTime::BootPatched),
         Some((kind, PatchTime::Runtime)) => match behind(text, symbol, code, &decoded, kind) {
             Some((via, when)) => place(via, when),
-            None => place(Via::DebugRegister, When::TextPresent),
+            None => place(Via::DebugRegister, PlantTime::TextPresent),
         },
     }))
 }
@@ -179,7 +179,7 @@ fn behind(
     code: &[u8],
     call: &Decoded,
     kind: PatchKind,
-) -> Option<(Via, When)> {
+) -> Option<(Via, PlantTime)> {
     if kind != PatchKind::Ftrace {
         return None;
     }
@@ -195,8 +195,8 @@ fn behind(
         len: decoded.len(),
     };
     match patched(text, &decoded) {
-        None => Some((via, When::TextPresent)),
-        Some((_, PatchTime::BootOnly)) => Some((via, When::BootPatched)),
+        None => Some((via, PlantTime::TextPresent)),
+        Some((_, PatchTime::BootOnly)) => Some((via, PlantTime::BootPatched)),
         Some((_, PatchTime::Runtime)) => None,
     }
 }

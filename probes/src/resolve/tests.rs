@@ -5,8 +5,8 @@ use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
 use super::{
-    PATTERN_HELP, Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions,
-    resolve,
+    PATTERN_HELP, Place, PlantTime, Refusal, ResolveError, ResolveProblem, Resolved, Via,
+    functions, resolve,
 };
 use crate::{ArgumentSource, Kernel};
 
@@ -53,7 +53,7 @@ fn a_plain_function_is_planted_where_it_begins() {
         ip: at,
         symbol: "plain+0x0".into(),
         via: Via::Plant { at, len: 1 },
-        when: When::TextPresent,
+        when: PlantTime::TextPresent,
         init: false,
         module: None,
         arguments: ArgumentSource::Registers,
@@ -98,7 +98,7 @@ fn a_probe_on_an_ftrace_call_sits_behind_it() {
                 len: 1
             }
         );
-        assert_eq!(entry.when, When::TextPresent);
+        assert_eq!(entry.when, PlantTime::TextPresent);
     }
 }
 
@@ -147,7 +147,7 @@ fn a_call_that_can_be_bypassed_needs_a_debug_register() {
 }
 
 #[test]
-fn what_the_kernel_patches_at_run_time_needs_a_debug_register() {
+fn site_patched_at_run_time_needs_a_debug_register() {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("keyed", &[&NOP5[..], &PLAIN].concat());
     kernel.jump_labels(&[at]);
@@ -155,7 +155,7 @@ fn what_the_kernel_patches_at_run_time_needs_a_debug_register() {
     let entry = place(&kernel, "kprobe:keyed");
     assert_eq!(
         (entry.via, entry.when),
-        (Via::DebugRegister, When::TextPresent)
+        (Via::DebugRegister, PlantTime::TextPresent)
     );
     let behind = place(&kernel, "kprobe:keyed+0x5");
     assert_eq!(
@@ -180,7 +180,7 @@ fn a_call_before_another_patched_place_needs_a_debug_register() {
 }
 
 #[test]
-fn what_the_kernel_patches_while_it_boots_waits() {
+fn site_patched_at_boot_waits() {
     let mut kernel = SyntheticKernel::new();
     let jump = [0xe9, 0, 0x10, 0, 0];
     let at = kernel.function("thunked", &jump);
@@ -191,11 +191,11 @@ fn what_the_kernel_patches_while_it_boots_waits() {
     let entry = place(&kernel, "kprobe:thunked");
     assert_eq!(
         (entry.via, entry.when),
-        (Via::Plant { at, len: 5 }, When::BootPatched)
+        (Via::Plant { at, len: 5 }, PlantTime::BootPatched)
     );
     // A plant behind an ftrace call waits as well.
     let entry = place(&kernel, "kprobe:called");
-    assert_eq!((entry.ip, entry.when), (called, When::BootPatched));
+    assert_eq!((entry.ip, entry.when), (called, PlantTime::BootPatched));
     assert_eq!(
         entry.via,
         Via::Plant {
@@ -375,7 +375,7 @@ fn a_match_that_cannot_be_probed_is_refused_by_itself() {
 }
 
 #[test]
-fn a_kernel_that_does_not_describe_its_modules_says_so() {
+fn kernel_without_module_symbols_is_refused_with_the_reason() {
     let mut kernel = SyntheticKernel::new();
     kernel.function("plain", &PLAIN);
     let error = problem(&kernel.kernel(), "kprobe:ext4:plain");

@@ -7,7 +7,7 @@ use inspect::expression::declared_type;
 use introspect::Symbol;
 use manifest::{DataBase, WatchedData};
 
-use super::place::{Place, Via, When};
+use super::place::{Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
@@ -115,7 +115,7 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
         ip: at,
         symbol: symbol.into(),
         via: Via::ProtectedPage { len },
-        when: When::TextPresent,
+        when: PlantTime::TextPresent,
         init: false,
         module: None,
         arguments: ArgumentSource::Registers,

@@ -25,7 +25,7 @@ const KERNEL: &str = "debian-6.1";
 struct Arguments {
     /// The kind of KVM to run the cases on, or a command: `table` prints the results of the last runs as Markdown, `overhead` the results
     /// of the last runs of `bench`.
-    what: What,
+    what: RigCommand,
     /// With `bench`, `busy`, `ground`, `sweep`: the kind of KVM; by default `local` for `bench`, and `nested` for the others.
     #[arg(long, value_parser = backend)]
     on: Option<Backend>,
@@ -53,7 +53,7 @@ struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
+enum RigCommand {
     /// kvm_intel with EPT, in Bochs.
     Intel,
     /// kvm_amd with NPT, in Bochs.
@@ -85,24 +85,26 @@ fn backend(word: &str) -> Result<Backend, String> {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let backend = match arguments.what {
-        What::Intel => Backend::Intel,
-        What::Amd => Backend::Amd,
-        What::Nested => Backend::Nested,
-        What::Local => Backend::Local,
-        What::Busy | What::Ground | What::Sweep => arguments.on.unwrap_or(Backend::Nested),
-        What::Bench => arguments.on.unwrap_or(Backend::Local),
-        What::Table => return report(table(&arguments)),
-        What::Overhead => return report(overhead(&arguments)),
-        What::SweepPage => return report(sweep_page(&arguments)),
+        RigCommand::Intel => Backend::Intel,
+        RigCommand::Amd => Backend::Amd,
+        RigCommand::Nested => Backend::Nested,
+        RigCommand::Local => Backend::Local,
+        RigCommand::Busy | RigCommand::Ground | RigCommand::Sweep => {
+            arguments.on.unwrap_or(Backend::Nested)
+        }
+        RigCommand::Bench => arguments.on.unwrap_or(Backend::Local),
+        RigCommand::Table => return report(table(&arguments)),
+        RigCommand::Overhead => return report(overhead(&arguments)),
+        RigCommand::SweepPage => return report(sweep_page(&arguments)),
     };
     let program = match arguments.what {
-        What::Busy => Program::Busy {
+        RigCommand::Busy => Program::Busy {
             image: &arguments.image,
         },
-        What::Ground => Program::Ground {
+        RigCommand::Ground => Program::Ground {
             image: &arguments.image,
         },
-        What::Bench => Program::Bench {
+        RigCommand::Bench => Program::Bench {
             // Bochs takes minutes to boot a stock kernel.
             stock: arguments.stock || matches!(backend, Backend::Local | Backend::Nested),
         },
@@ -119,7 +121,7 @@ fn main() -> ExitCode {
         }
     };
     let programs = own.parent().unwrap_or(&own);
-    if arguments.what == What::Sweep {
+    if arguments.what == RigCommand::Sweep {
         return sweep(&arguments, backend, programs);
     }
     let launch = Launch {

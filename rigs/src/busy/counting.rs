@@ -84,7 +84,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_hit_too_few_or_too_many_is_told() {
+    fn one_hit_too_few_or_too_many_is_reported() {
         for (probe, is_good) in [
             (counted(10, None), true),
             (counted(9, None), false),

@@ -48,12 +48,12 @@ struct Seen(Arc<SeenInner>);
 
 #[derive(Debug, Default)]
 struct SeenInner {
-    told: Mutex<Told>,
+    guest_output: Mutex<GuestOutput>,
     more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct GuestOutput {
     console: Vec<u8>,
     ended: bool,
     returns: BTreeMap<Arc<str>, u64>,
@@ -61,8 +61,11 @@ struct Told {
 }
 
 impl Seen {
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.0.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, GuestOutput> {
+        self.0
+            .guest_output
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self) {
@@ -111,7 +114,7 @@ pub(crate) struct Live<'a> {
 
 impl Live<'_> {
     /// Whether the guest's console has shown `text`.
-    pub(crate) fn has_said(&self, text: &str) -> bool {
+    pub(crate) fn has_printed(&self, text: &str) -> bool {
         contains(&self.seen.lock().console, text)
     }
 
@@ -121,15 +124,17 @@ impl Live<'_> {
 
     /// Waits for `text` on the guest's console.
     pub(crate) fn await_text(&self, text: &str, limit: Duration) -> Result<(), String> {
-        let told = self.seen.lock();
-        let missing = |told: &mut Told| !told.ended && !contains(&told.console, text);
-        let (told, _) = self
+        let guest_output = self.seen.lock();
+        let missing = |guest_output: &mut GuestOutput| {
+            !guest_output.ended && !contains(&guest_output.console, text)
+        };
+        let (guest_output, _) = self
             .seen
             .0
             .more
-            .wait_timeout_while(told, limit, missing)
+            .wait_timeout_while(guest_output, limit, missing)
             .unwrap_or_else(PoisonError::into_inner);
-        if contains(&told.console, text) {
+        if contains(&guest_output.console, text) {
             Ok(())
         } else {
             Err(format!("the guest has not said {text:?}"))
@@ -305,12 +310,12 @@ impl Guest<'_> {
             (summary, driven)
         });
         let summary = summary.map_err(chain)?;
-        let told = std::mem::take(&mut *seen.lock());
+        let guest_output = std::mem::take(&mut *seen.lock());
         let observed = Observed {
             summary,
-            console: String::from_utf8_lossy(&told.console).into_owned(),
-            returns: told.returns,
-            notes: told.notes,
+            console: String::from_utf8_lossy(&guest_output.console).into_owned(),
+            returns: guest_output.returns,
+            notes: guest_output.notes,
         };
         Ok((observed, driven))
     }

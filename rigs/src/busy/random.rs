@@ -26,7 +26,7 @@ impl Random {
 
 /// The kernel's functions, to choose probes from.
 #[derive(Debug)]
-pub(super) struct Somewhere<'k> {
+pub(super) struct FunctionChoice<'k> {
     kernel: &'k Kernel,
     functions: Vec<Symbol>,
     /// The functions with permanent probes.
@@ -65,7 +65,7 @@ const BUSIEST: [&str; 24] = [
 /// Bytes of a jump.
 const ROOM: usize = 5;
 
-impl<'k> Somewhere<'k> {
+impl<'k> FunctionChoice<'k> {
     /// `roomy` prefers instructions with room for a jump, and the most frequently executed functions.
     pub(super) fn new(kernel: &'k Kernel, watched: Vec<Symbol>, roomy: bool) -> Self {
         let functions = kernel

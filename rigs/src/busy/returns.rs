@@ -76,12 +76,12 @@ const FOLLOWED: [Followed; 12] = [
     stays(SCHEDULES, Some(TASKS)),
 ];
 /// The index of the probe whose returns are events, too.
-const TOLD: usize = 1;
+const EMITTED: usize = 1;
 
 fn new_probe((index, followed): (usize, &Followed)) -> Result<ProbeConfig, String> {
     let spec: ProbeSpec = followed.spec.parse().map_err(chain)?;
     Ok(ProbeConfig {
-        action: if index == TOLD {
+        action: if index == EMITTED {
             Action::Trace
         } else {
             Action::Count
@@ -152,7 +152,7 @@ fn drive(live: &Live<'_>) -> Result<(usize, u64), String> {
     let asleep = format!("workload: asleep={VICTIMS}");
     let mut looks = 0;
     live.await_text(AT_WORK, LIMIT)?;
-    while !live.has_said(&asleep) && !live.has_ended() {
+    while !live.has_printed(&asleep) && !live.has_ended() {
         look(live)?;
         looks += 1;
         std::thread::sleep(BETWEEN_LOOKS);
@@ -282,7 +282,7 @@ fn at_the_end(ran: &Ran, waiting: u64) -> Vec<String> {
         if differs || missed_by(probe, "return-site") > 0 {
             wrong.push(format!("{expected:?} expected: {probe:?}"));
         }
-        if index == TOLD && Some(told) != probe.returns {
+        if index == EMITTED && Some(told) != probe.returns {
             wrong.push(format!("{told} returns told: {probe:?}"));
         }
     }

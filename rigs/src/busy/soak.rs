@@ -11,7 +11,7 @@ use probes::Kernel;
 
 use super::counting::{Counted, function, is_accounted, lost, only_counts};
 use super::guest::{Guest, Live};
-use super::random::{Random, Somewhere};
+use super::random::{FunctionChoice, Random};
 use super::text::Text;
 use errors::chain;
 
@@ -63,7 +63,7 @@ const ENTERED: [(&str, Counted); 2] = [
 
 /// The operations of the soak, for the verdict.
 #[derive(Clone, Debug, Default)]
-struct Did {
+struct SoakCounts {
     registered: usize,
     switched: usize,
     removed: usize,
@@ -86,7 +86,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     let kernel = guest.kernel()?;
     let (probes, counted) = permanent(&kernel)?;
     let limit = Duration::from_secs(soak.seconds) + MARGIN;
-    let (ran, did) = guest.run(WORKLOAD, &probes, limit, |live| {
+    let (ran, soak_counts) = guest.run(WORKLOAD, &probes, limit, |live| {
         live.await_text(AT_WORK, MARGIN)?;
         drive(live, &kernel, soak)
     })?;
@@ -100,7 +100,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
-    if soak.optimise && did.stayed_optimised == 0 {
+    if soak.optimise && soak_counts.stayed_optimised == 0 {
         return Err(format!(
             "none of the probes that stayed was optimised: {:?}",
             ran.summary.probes
@@ -114,19 +114,19 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
          guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         soak.seed,
         soak.seconds,
-        did.registered,
-        did.most_at_once,
-        did.switched,
-        did.removed,
-        did.hits,
-        did.unexited,
-        did.optimised - did.stayed_optimised,
-        did.stayed_optimised,
-        did.knob_turned,
-        did.rearmed,
+        soak_counts.registered,
+        soak_counts.most_at_once,
+        soak_counts.switched,
+        soak_counts.removed,
+        soak_counts.hits,
+        soak_counts.unexited,
+        soak_counts.optimised - soak_counts.stayed_optimised,
+        soak_counts.stayed_optimised,
+        soak_counts.knob_turned,
+        soak_counts.rearmed,
         probes.len(),
-        did.longest,
-        did.patched_by_guest,
+        soak_counts.longest,
+        soak_counts.patched_by_guest,
         ran.slow,
     ))
 }
@@ -185,35 +185,42 @@ fn goes_straight_on(decoded: &Decoded) -> bool {
     decoded.branch_target().is_none() && !leaves.iter().any(|word| text.starts_with(word))
 }
 
-fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
+fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<SoakCounts, String> {
     let text = Text::of(kernel)?;
     let watched = WATCHED
         .iter()
         .map(|(name, _)| function(kernel, name))
         .collect::<Result<_, _>>()?;
-    let somewhere = Somewhere::new(kernel, watched, soak.optimise);
+    let choice = FunctionChoice::new(kernel, watched, soak.optimise);
     let mut random = Random::new(soak.seed);
     let permanent = live.engine.inventory().ids().len();
     let before = text.own(live, &live.control.pause_all())?;
-    let mut did = Did::default();
+    let mut soak_counts = SoakCounts::default();
     let mut coming: Vec<(ProbeId, bool)> = Vec::new();
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(soak.seconds) && !live.has_ended() {
         if soak.optimise {
-            optimise_or_not(live, &mut random, &mut did)?;
+            optimise_or_not(live, &mut random, &mut soak_counts)?;
         }
         let which = random.below(4);
         let new: Vec<ProbeConfig> = match which {
             0 | 1 if coming.len() < soak.most => (0..REGISTERED_AT_ONCE)
-                .filter_map(|_| somewhere.probe(&mut random))
+                .filter_map(|_| choice.probe(&mut random))
                 .collect(),
             _ => Vec::new(),
         };
         let pausing = Instant::now();
-        operate(live, which, &new, &mut coming, &mut random, &mut did)?;
+        operate(
+            live,
+            which,
+            &new,
+            &mut coming,
+            &mut random,
+            &mut soak_counts,
+        )?;
         let paused = pausing.elapsed();
-        did.longest = did.longest.max(paused);
-        did.most_at_once = did.most_at_once.max(coming.len());
+        soak_counts.longest = soak_counts.longest.max(paused);
+        soak_counts.most_at_once = soak_counts.most_at_once.max(coming.len());
         // The guest has at least half of the time.
         std::thread::sleep(paused.max(BETWEEN_OPERATIONS));
     }
@@ -225,13 +232,13 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     for (index, probe) in live.engine.inventory().summaries().iter().enumerate() {
         let stayed = index < permanent;
         let is_optimised = probe.tier == Some(Tier::Optimised);
-        did.optimised += usize::from(is_optimised);
-        did.stayed_optimised += usize::from(is_optimised && stayed);
+        soak_counts.optimised += usize::from(is_optimised);
+        soak_counts.stayed_optimised += usize::from(is_optimised && stayed);
         if stayed {
             continue;
         }
-        did.hits += probe.hits;
-        did.unexited += probe.hits.saturating_sub(probe.exits);
+        soak_counts.hits += probe.hits;
+        soak_counts.unexited += probe.hits.saturating_sub(probe.exits);
         if !is_accounted(probe) {
             return Err(format!("entries are not accounted for: {probe:?}"));
         }
@@ -240,25 +247,29 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     live.engine.unregister(&paused, &gone).map_err(chain)?;
     let after = text.own(live, &paused)?;
     drop(paused);
-    did.patched_by_guest = text.patched(&before, &after)?;
+    soak_counts.patched_by_guest = text.patched(&before, &after)?;
     live.type_line()?;
-    Ok(did)
+    Ok(soak_counts)
 }
 
 /// The knob of optimisation is on most of the time; now and then every plant goes and comes back.
-fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Result<(), String> {
+fn optimise_or_not(
+    live: &Live<'_>,
+    random: &mut Random,
+    soak_counts: &mut SoakCounts,
+) -> Result<(), String> {
     let wanted = random.below(KNOB_TURNED_OFF) > 0;
-    if wanted != did.is_optimising {
+    if wanted != soak_counts.is_optimising {
         let paused = live.control.pause_all();
         live.engine.set_optimising(&paused, wanted).map_err(chain)?;
-        did.is_optimising = wanted;
-        did.knob_turned += 1;
+        soak_counts.is_optimising = wanted;
+        soak_counts.knob_turned += 1;
     }
     if random.below(ALL_GO) == 0 {
         let paused = live.control.pause_all();
         live.engine.disarm_all(&paused).map_err(chain)?;
         live.engine.set_armed(&paused, true).map_err(chain)?;
-        did.rearmed += 1;
+        soak_counts.rearmed += 1;
     }
     Ok(())
 }
@@ -270,13 +281,13 @@ fn operate(
     new: &[ProbeConfig],
     coming: &mut Vec<(ProbeId, bool)>,
     random: &mut Random,
-    did: &mut Did,
+    soak_counts: &mut SoakCounts,
 ) -> Result<(), String> {
     let paused = live.control.pause_all();
     match which {
         0 | 1 if !new.is_empty() => {
             let ids = live.engine.register(&paused, new).map_err(chain)?;
-            did.registered += ids.len();
+            soak_counts.registered += ids.len();
             coming.extend(ids.into_iter().map(|id| (id, true)));
         }
         2 if !coming.is_empty() => {
@@ -286,14 +297,14 @@ fn operate(
             live.engine
                 .set_enabled(&paused, *id, *enabled)
                 .map_err(chain)?;
-            did.switched += 1;
+            soak_counts.switched += 1;
         }
         3 if !coming.is_empty() => {
             let many = 1 + random.below(REMOVED_AT_ONCE.min(coming.len()));
             let gone: Vec<ProbeId> = (0..many)
                 .map(|_| coming.swap_remove(random.below(coming.len())).0)
                 .collect();
-            did.removed += live.engine.unregister(&paused, &gone).map_err(chain)?;
+            soak_counts.removed += live.engine.unregister(&paused, &gone).map_err(chain)?;
         }
         _ => (),
     }

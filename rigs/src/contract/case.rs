@@ -151,12 +151,12 @@ pub(crate) fn attempt(body: impl FnOnce()) -> Result<(), String> {
 }
 
 /// The maximum length of a quoted panic message, in bytes.
-const TOLD_BYTES: usize = 600;
+const QUOTED_BYTES: usize = 600;
 
 fn one_line(text: &str) -> String {
     let mut line = text.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
-    if line.len() > TOLD_BYTES {
-        let end = line.floor_char_boundary(TOLD_BYTES);
+    if line.len() > QUOTED_BYTES {
+        let end = line.floor_char_boundary(QUOTED_BYTES);
         line.truncate(end);
         line.push('…');
     }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_panic_is_what_is_told() {
+    fn first_panic_is_reported() {
         let result = attempt(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| panic!("a\n  handler's"));

@@ -226,15 +226,15 @@ impl Ran {
     ///
     /// If the assertion fails.
     pub fn assert_good(&self) {
-        assert!(self.outcome.failures.is_empty(), "{}", self.told());
-        assert_eq!(self.end(), (GuestEnd::Exit, Some("0")), "{}", self.told());
-        assert!(self.outcome.is_good(), "{}", self.told());
+        assert!(self.outcome.failures.is_empty(), "{}", self.report());
+        assert_eq!(self.end(), (GuestEnd::Exit, Some("0")), "{}", self.report());
+        assert!(self.outcome.is_good(), "{}", self.report());
         assert_eq!(self.observer.notes(), [], "nothing needed saying");
         self.assert_accounted();
     }
 
     /// The failures and the end of the guest, the notes, and the last line of the console.
-    fn told(&self) -> String {
+    fn report(&self) -> String {
         let console = self.observer.console();
         let last = console.lines().next_back().unwrap_or("nothing").to_owned();
         let failures = self.outcome.failures.join("; ");

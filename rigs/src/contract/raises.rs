@@ -110,20 +110,20 @@ fn frames(here: &Here<'_>) {
 
 /// Notes each fault given to the handler.
 #[derive(Debug, Default)]
-struct Told {
+struct FaultRecorder {
     faults: Mutex<Vec<(InstructionFault, u64, u64)>>,
     /// If set, the address to continue at: the guest does not see the fault.
     swallows_to: Option<u64>,
 }
 
-impl Told {
+impl FaultRecorder {
     fn faults(&self) -> Vec<(InstructionFault, u64, u64)> {
         let faults = self.faults.lock();
         faults.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Handler for Told {
+impl Handler for FaultRecorder {
     fn fault(&self, hit: &mut HitContext<'_>, fault: InstructionFault) -> FaultOutcome {
         let (rip, rcx) = (hit.regs().rip, hit.regs().rcx);
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,20 +142,20 @@ fn address_of(kernel: &Kernel, name: &str) -> u64 {
     kernel.symbols().address_of(name).expect(name).0
 }
 
-fn run_with(here: &Here<'_>, told: &Arc<Told>, functions: &[&str]) -> Ran {
+fn run_with(here: &Here<'_>, recorder: &Arc<FaultRecorder>, functions: &[&str]) -> Ran {
     let probes = functions
         .iter()
-        .map(|function| handled(&format!("kprobe:{function}"), told.clone()));
+        .map(|function| handled(&format!("kprobe:{function}"), recorder.clone()));
     here.guest(&format!("run=raise={ROUNDS}"))
         .with([new("kprobe:rs_entry")].into_iter().chain(probes))
         .run()
 }
 
 fn every_exception(here: &Here<'_>) {
-    let (kernel, told) = (here.kernel(), Arc::new(Told::default()));
-    let ran = run_with(here, &told, &FAULTING.map(|(function, _)| function));
+    let (kernel, recorder) = (here.kernel(), Arc::new(FaultRecorder::default()));
+    let ran = run_with(here, &recorder, &FAULTING.map(|(function, _)| function));
     ran.assert_good();
-    let faults = told.faults();
+    let faults = recorder.faults();
     assert_eq!(faults.len() as u64, 3 * ROUNDS);
     for (i, (fault, rip, rcx)) in faults.iter().enumerate() {
         let (function, vector) = FAULTING[i % 3];
@@ -173,11 +173,11 @@ fn every_exception(here: &Here<'_>) {
 }
 
 fn swallowed(here: &Here<'_>) {
-    let told = Arc::new(Told {
+    let recorder = Arc::new(FaultRecorder {
         swallows_to: Some(address_of(&here.kernel(), "rs_div_next")),
-        ..Told::default()
+        ..FaultRecorder::default()
     });
-    let ran = run_with(here, &told, &["rs_div"]);
+    let ran = run_with(here, &recorder, &["rs_div"]);
     assert_eq!(ran.outcome.failures, ["div FAIL nothing was raised"]);
-    assert_eq!(told.faults().len(), 1);
+    assert_eq!(recorder.faults().len(), 1);
 }

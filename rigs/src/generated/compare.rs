@@ -7,7 +7,7 @@ const PAGE_FAULT: u64 = 14;
 
 /// A wrong result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct Mismatch {
     /// The kind, equal for similar errors.
     pub(super) kind: String,
     pub(super) text: String,
@@ -19,10 +19,10 @@ pub(super) fn differences(
     snippet: &Snippet,
     unprobed: Record<'_>,
     probed: Record<'_>,
-) -> Vec<Wrong> {
+) -> Vec<Mismatch> {
     if unprobed.how() == How::NotRun || probed.how() == How::NotRun {
         let text = "it was not run".to_owned();
-        return vec![Wrong {
+        return vec![Mismatch {
             kind: text.clone(),
             text,
         }];
@@ -35,7 +35,7 @@ pub(super) fn differences(
             let different = (expected ^ got) & compared(snippet, unprobed, field, index);
             if different != 0 {
                 let name = field.name;
-                found.push(Wrong {
+                found.push(Mismatch {
                     kind: match field.offset == RFLAGS.offset {
                         true => format!("{name}^{different:#x}"),
                         false => name.to_owned(),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_any_two_runs_have_in_common_is_compared() {
+    fn fields_common_to_two_runs_are_compared() {
         let program = Program::generate(&Layout::example(), 1, 1, Chosen::default());
         let snippet = &program.snippets[0];
         let compare = |one: &[(&Field, usize, u64)], other: &[(&Field, usize, u64)]| {

@@ -6,7 +6,7 @@ use address::Gva;
 use events::{Hex, Registers, Tier};
 
 use super::boot::Booted;
-use super::compare::Wrong;
+use super::compare::Mismatch;
 use super::layout::{Layout, TAKEN_OFFSET};
 use super::program::Program;
 use super::record::{How, Record, TRAP_RIP, VECTOR};
@@ -44,7 +44,7 @@ pub(super) fn mismatches(
     unprobed: Record<'_>,
     booted: &Booted,
     counted: &Counted,
-) -> Vec<Wrong> {
+) -> Vec<Mismatch> {
     let mut wrong = Vec::new();
     for at in layout.boundaries(snippet.at, &snippet.code) {
         let expected = u64::from(is_executed(layout, snippet, unprobed, at.0));
@@ -52,7 +52,7 @@ pub(super) fn mismatches(
         let told = booted.told.get(&at.0);
         let told_hits = told.map_or(0, |(told, _)| *told);
         if hits != expected || told_hits != hits {
-            wrong.push(Wrong {
+            wrong.push(Mismatch {
                 kind: "hits".to_owned(),
                 text: format!(
                     "{at}: {hits} hits and {told_hits} told, {expected} expected {}",
@@ -62,9 +62,9 @@ pub(super) fn mismatches(
         }
         if at.0 == snippet.at
             && let Some((_, Some(regs))) = told
-            && *regs != given(snippet)
+            && *regs != initial_registers(snippet)
         {
-            wrong.push(Wrong {
+            wrong.push(Mismatch {
                 kind: "registers of a hit".to_owned(),
                 text: format!("{at}: hit with {regs:?}"),
             });
@@ -74,7 +74,7 @@ pub(super) fn mismatches(
 }
 
 /// The registers at the snippet's first instruction.
-fn given(snippet: &Snippet) -> Registers {
+fn initial_registers(snippet: &Snippet) -> Registers {
     let [
         rax,
         rcx,

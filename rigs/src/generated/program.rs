@@ -112,7 +112,7 @@ impl Program {
     pub(super) fn records(&self) -> Vec<u8> {
         let snippets = self.snippets.iter();
         snippets
-            .flat_map(|snippet| record::given(&snippet.state, snippet.skipped))
+            .flat_map(|snippet| record::input_half(&snippet.state, snippet.skipped))
             .collect()
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_says_which_snippets_there_are() {
+    fn seed_determines_the_snippets() {
         let [one, same, other] = [1, 1, 2].map(|seed| generate(seed, Chosen::default()));
         assert_eq!(one.records(), same.records());
         assert_ne!(one.records(), other.records());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_something_of_everything() {
+    fn program_has_each_kind_of_snippet() {
         let program = generate(1, Chosen::default());
         let kinds: BTreeSet<&str> = program
             .snippets
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_chosen_does_not_come_up() {
+    fn kinds_not_chosen_are_not_generated() {
         let without = ["port".to_owned(), "single".to_owned()];
         let program = generate(
             1,

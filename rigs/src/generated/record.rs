@@ -4,7 +4,7 @@ use super::snippet::State;
 
 /// The length of a record, and the offset of the second half, which the guest fills in.
 pub(super) const RECORD_BYTES: usize = 2480;
-pub(super) const GIVEN_BYTES: usize = 1184;
+pub(super) const INPUT_BYTES: usize = 1184;
 
 /// How a snippet was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct Field {
 const fn field(name: &'static str, offset: usize, words: usize) -> Field {
     Field {
         name,
-        offset: GIVEN_BYTES + offset,
+        offset: INPUT_BYTES + offset,
         words,
     }
 }
@@ -67,7 +67,7 @@ pub(super) const FIELDS: [Field; 19] = [
 ];
 
 /// The first half of a record, for the guest.
-pub(super) fn given(state: &State, skip: bool) -> Vec<u8> {
+pub(super) fn input_half(state: &State, skip: bool) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(RECORD_BYTES);
     let words = [
         u64::from(skip),
@@ -88,7 +88,7 @@ pub(super) fn given(state: &State, skip: bool) -> Vec<u8> {
     bytes.extend(state.data);
     bytes.extend(state.edge);
     bytes.extend(state.stack);
-    assert_eq!(bytes.len(), GIVEN_BYTES, "as in generated.h");
+    assert_eq!(bytes.len(), INPUT_BYTES, "as in generated.h");
     bytes.resize(RECORD_BYTES, 0);
     bytes
 }

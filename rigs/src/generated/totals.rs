@@ -9,8 +9,8 @@ use super::record::How;
 use super::snippet::Snippet;
 
 /// The maximum number of reported snippets with the same differing fields, and the maximum number of reported words of a snippet.
-const TOLD_OF_A_KIND: usize = 4;
-const TOLD_OF_A_SNIPPET: usize = 12;
+const REPORTED_OF_A_KIND: usize = 4;
+const REPORTED_OF_A_SNIPPET: usize = 12;
 /// The sums over all boots of a run.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
@@ -34,8 +34,8 @@ impl Totals {
     pub(super) fn differ(&mut self, kind: String, snippet: &Snippet, texts: &[String]) {
         let alike = self.different.entry(kind).or_default();
         alike.0 += 1;
-        if alike.1.len() < TOLD_OF_A_KIND {
-            let texts = texts.iter().take(TOLD_OF_A_SNIPPET);
+        if alike.1.len() < REPORTED_OF_A_KIND {
+            let texts = texts.iter().take(REPORTED_OF_A_SNIPPET);
             let texts: String = texts.map(|text| format!("\n    {text}")).collect();
             alike.1.push(format!("{}{texts}", snippet.describe()));
         }

@@ -53,7 +53,7 @@ pub(super) fn judge(
         wrong.extend(unbalanced(probe));
     }
     if wrong.is_empty() {
-        Ok(told(probed))
+        Ok(success_message(probed))
     } else {
         Err(probed.wrong(&wrong.join("; ")))
     }
@@ -112,7 +112,7 @@ fn unbalanced(probe: &ProbeSummary) -> Option<String> {
     (!is_accounted(probe)).then(|| format!("{probe:?}"))
 }
 
-fn told(probed: &Observed) -> String {
+fn success_message(probed: &Observed) -> String {
     let probes = &probed.summary.probes;
     let hit = probes.iter().filter(|probe| probe.hits > 0).count();
     let hits: u64 = probes.iter().map(|probe| probe.hits).sum();

@@ -152,7 +152,7 @@ impl Boot<'_> {
         let left = status.map(|status| Left {
             status,
             said: &said,
-            asked: plan.asked(self.guest.timeout),
+            end_request: plan.end_request(self.guest.timeout),
             interpreted_below: match self.backend {
                 Backend::Nested => None,
                 _ => Some(self.guest.memory_mib * MIB),

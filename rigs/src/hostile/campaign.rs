@@ -235,12 +235,12 @@ impl fmt::Display for Totals {
 }
 
 impl Campaign<'_> {
-    /// Runs the boots. `tell` gets a line for each boot.
+    /// Runs the boots. `report` gets a line for each boot.
     ///
     /// # Errors
     ///
     /// If the rig itself fails. A failed boot is no error.
-    pub fn run(&self, tell: &dyn Fn(&str)) -> Result<Totals, HostileError> {
+    pub fn run(&self, report: &dyn Fn(&str)) -> Result<Totals, HostileError> {
         let mut guests = Vec::new();
         for &backend in self.backends {
             let dir = self.results.join(format!("guest-{backend}"));
@@ -269,7 +269,7 @@ impl Campaign<'_> {
             *used += booted.took;
             totals.add(backend.word(), &booted);
             let line = line(*backend, seed, &booted);
-            tell(&line);
+            report(&line);
             writeln!(lines, "{line}").map_err(file_error("write", &path))?;
             if !booted.failures.is_empty() {
                 let kept = self.results.join(format!("failed-{backend}-{seed}"));

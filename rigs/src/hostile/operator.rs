@@ -100,7 +100,7 @@ impl Operator<'_> {
         let mut client = Client::new(self.socket).map_err(chain)?;
         let (mut up, mut ids) = (None, Vec::new());
         while !self.is_over.load(Ordering::Acquire) {
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             if up.is_none() && self.is_up.load(Ordering::Acquire) {
                 up = Some(Instant::now());
             }
@@ -111,7 +111,7 @@ impl Operator<'_> {
                 true => client.command("stop").map(drop),
                 false => self.ask(&mut client, random, &mut ids, operated),
             };
-            let took = asked.elapsed();
+            let took = requested_at.elapsed();
             match answer {
                 Ok(()) => operated.requests += 1,
                 Err(ClientError::Refused(problem)) if problem.status != 500 => {

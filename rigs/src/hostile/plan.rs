@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::verdict::Asked;
+use super::verdict::EndRequest;
 use crate::busy::random::Random;
 
 /// The least time between the rig's request to end a run and the run's timeout.
@@ -32,12 +32,12 @@ impl Plan {
     }
 
     /// The request that the rig makes in good time before `timeout`.
-    pub(super) fn asked(self, timeout: Duration) -> Asked {
+    pub(super) fn end_request(self, timeout: Duration) -> EndRequest {
         let in_time = |after: Duration| after + END_TIME < timeout;
         match self {
-            Self::Stop(after) if in_time(after) => Asked::Stop,
-            Self::Signal(after) if in_time(after) => Asked::Signal,
-            Self::Wait | Self::Stop(_) | Self::Signal(_) => Asked::Nothing,
+            Self::Stop(after) if in_time(after) => EndRequest::Stop,
+            Self::Signal(after) if in_time(after) => EndRequest::Signal,
+            Self::Wait | Self::Stop(_) | Self::Signal(_) => EndRequest::Nothing,
         }
     }
 }
@@ -50,12 +50,12 @@ mod tests {
     fn run_that_is_asked_shortly_before_its_timeout_may_end_by_it() {
         let seconds = Duration::from_secs;
         for (plan, expected) in [
-            (Plan::Wait, Asked::Nothing),
-            (Plan::Stop(seconds(9)), Asked::Stop),
-            (Plan::Stop(seconds(10)), Asked::Nothing),
-            (Plan::Signal(seconds(0)), Asked::Signal),
+            (Plan::Wait, EndRequest::Nothing),
+            (Plan::Stop(seconds(9)), EndRequest::Stop),
+            (Plan::Stop(seconds(10)), EndRequest::Nothing),
+            (Plan::Signal(seconds(0)), EndRequest::Signal),
         ] {
-            assert_eq!(plan.asked(seconds(15)), expected, "{plan:?}");
+            assert_eq!(plan.end_request(seconds(15)), expected, "{plan:?}");
         }
     }
 }

@@ -66,7 +66,7 @@ impl fmt::Display for End {
 
 /// The rig's request to end a run in good time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum EndRequest {
     /// No request, or one shortly before the timeout.
     Nothing,
     /// By the control socket.
@@ -81,7 +81,7 @@ pub(super) struct Left<'a> {
     pub(super) status: ExitStatus,
     /// Standard output and error.
     pub(super) said: &'a str,
-    pub(super) asked: Asked,
+    pub(super) end_request: EndRequest,
     /// The end of the guest's memory, if KVM interprets ring 0. Other KVMs execute every instruction.
     pub(super) interpreted_below: Option<u64>,
 }
@@ -89,7 +89,9 @@ pub(super) struct Left<'a> {
 impl Left<'_> {
     /// The end of the run, or the reason of a failure.
     pub(super) fn end(&self) -> Result<End, String> {
-        let Self { said, asked, .. } = *self;
+        let Self {
+            said, end_request, ..
+        } = *self;
         if let Some(signal) = self.status.signal() {
             return Err(format!("hyprobe was ended by signal {signal}"));
         }
@@ -97,12 +99,12 @@ impl Left<'_> {
         if let Some(word) = BUGS.iter().find(|word| said.contains(**word)) {
             return Err(format!("hyprobe says `{word}`"));
         }
-        match (self.status.code(), asked) {
+        match (self.status.code(), end_request) {
             (Some(0), _) => Ok(End::Ended),
             (Some(4), _) => Ok(End::Crashed),
-            (Some(5), Asked::Nothing) => Ok(End::TimedOut),
+            (Some(5), EndRequest::Nothing) => Ok(End::TimedOut),
             (Some(5), _) => Err("the run was asked to end, and ended at its timeout".to_owned()),
-            (Some(6), Asked::Signal) => Ok(End::Interrupted),
+            (Some(6), EndRequest::Signal) => Ok(End::Interrupted),
             (Some(3), _) if contains(&OUTSIDE) => Ok(End::Outside),
             (Some(3), _) if contains(&QEMU) && !contains(&OUTER) => Ok(End::QemuEnded),
             (code, _) => match (code, self.gave_up_at(), self.interpreted_below) {
@@ -132,11 +134,11 @@ mod tests {
 
     const RAM: u64 = 0x400_0000;
 
-    fn end(code: i32, said: &str, asked: Asked) -> Result<End, String> {
+    fn end(code: i32, said: &str, end_request: EndRequest) -> Result<End, String> {
         let left = |interpreted_below| Left {
             status: ExitStatus::from_raw(code << 8),
             said,
-            asked,
+            end_request,
             interpreted_below,
         };
         left(Some(RAM)).end()
@@ -144,11 +146,11 @@ mod tests {
 
     #[test]
     fn ends_of_the_guest_are_allowed() {
-        assert_eq!(end(0, "", Asked::Nothing), Ok(End::Ended));
+        assert_eq!(end(0, "", EndRequest::Nothing), Ok(End::Ended));
         let said = "The guest's kernel panicked: Fatal exception";
-        assert_eq!(end(4, said, Asked::Stop), Ok(End::Crashed));
-        assert_eq!(end(5, "", Asked::Nothing), Ok(End::TimedOut));
-        assert_eq!(end(6, "", Asked::Signal), Ok(End::Interrupted));
+        assert_eq!(end(4, said, EndRequest::Stop), Ok(End::Crashed));
+        assert_eq!(end(5, "", EndRequest::Nothing), Ok(End::TimedOut));
+        assert_eq!(end(6, "", EndRequest::Signal), Ok(End::Interrupted));
     }
 
     #[test]
@@ -170,18 +172,18 @@ mod tests {
             (6, ""),
             (101, ""),
         ] {
-            end(code, said, Asked::Nothing).expect_err(said);
+            end(code, said, EndRequest::Nothing).expect_err(said);
         }
         let killed = Left {
             status: ExitStatus::from_raw(11),
             said: "",
-            asked: Asked::Nothing,
+            end_request: EndRequest::Nothing,
             interpreted_below: None,
         };
         killed.end().expect_err("a signal");
         // The rig had asked for the end.
-        for asked in [Asked::Stop, Asked::Signal] {
-            end(5, "", asked).expect_err("its timeout");
+        for end_request in [EndRequest::Stop, EndRequest::Signal] {
+            end(5, "", end_request).expect_err("its timeout");
         }
     }
 
@@ -189,21 +191,21 @@ mod tests {
     fn ends_of_kvm_and_qemu_have_their_own_names() {
         let kvm =
             "The run failed: KVM cannot emulate the guest's instruction at 0x105bef (bytes [d8])";
-        assert_eq!(end(3, kvm, Asked::Stop), Ok(End::KvmGaveUp));
+        assert_eq!(end(3, kvm, EndRequest::Stop), Ok(End::KvmGaveUp));
         let detour =
             "The run failed: KVM cannot emulate the guest's instruction at 0x4000a51 (bytes [d8])";
-        assert_eq!(end(3, detour, Asked::Stop), Ok(End::KvmGaveUpInDetour));
+        assert_eq!(end(3, detour, EndRequest::Stop), Ok(End::KvmGaveUpInDetour));
         let hardware = Left {
             status: ExitStatus::from_raw(3 << 8),
             said: kvm,
-            asked: Asked::Nothing,
+            end_request: EndRequest::Nothing,
             interpreted_below: None,
         };
         hardware.end().expect_err("such a KVM executes all");
         assert_eq!(hardware.why(), Some(kvm));
         let outside = "the guest has restarted its vCPU 0 by INIT, and this machine has no firmware to begin with";
-        assert_eq!(end(3, outside, Asked::Nothing), Ok(End::Outside));
+        assert_eq!(end(3, outside, EndRequest::Nothing), Ok(End::Outside));
         let qemu = "error: QEMU ended (signal 6) before the nested run did";
-        assert_eq!(end(3, qemu, Asked::Nothing), Ok(End::QemuEnded));
+        assert_eq!(end(3, qemu, EndRequest::Nothing), Ok(End::QemuEnded));
     }
 }

@@ -77,12 +77,12 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
-/// Runs the program on the kind of KVM. `tell` gets each line as it comes.
+/// Runs the program on the kind of KVM. `report` gets each line as it comes.
 ///
 /// # Errors
 ///
 /// See [`LaunchError`]; a failed case is not an error. All started processes have ended.
-pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+pub fn run(launch: &Launch<'_>, report: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let selected = cases::selected(launch)?;
     // Looked for first: the files below take minutes.
     let qemu = match launch.backend {
@@ -127,7 +127,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         | Program::Ground { .. } => launch.timeout,
     });
     let mut keep = |line: Line| {
-        tell(&line);
+        report(&line);
         if let Line::Sweep(step) = &line {
             silence.set(match step {
                 Step::Booting { limit_ms, .. } => Duration::from_millis(*limit_ms),

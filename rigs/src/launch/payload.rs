@@ -68,7 +68,7 @@ impl Program<'_> {
 
 /// A file that the program gets by an option.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct OptionFile {
     pub(super) option: &'static str,
     /// The path in the outer Linux.
     pub(super) inside: &'static str,
@@ -79,7 +79,7 @@ pub(super) struct Given {
 #[derive(Debug)]
 pub(super) struct Payload {
     pub(super) program: PathBuf,
-    pub(super) files: Vec<Given>,
+    pub(super) files: Vec<OptionFile>,
     /// Further options of the program.
     pub(super) options: Vec<String>,
     /// RAM of all guests that run at the same time, and of the program's records of them.
@@ -88,7 +88,7 @@ pub(super) struct Payload {
 
 /// Builds the program's files for `launch` in `dir`.
 pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchError> {
-    let given = |option, inside, path| Given {
+    let given = |option, inside, path| OptionFile {
         option,
         inside,
         path,

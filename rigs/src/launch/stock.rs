@@ -21,8 +21,8 @@ pub(super) struct Stock {
 
 /// Fetches the kernel `image` of the catalog, unless the cache has the kernel.
 pub(super) fn fetch(image: &str) -> Result<Image, LaunchError> {
-    let tell = |progress: &Progress<'_>| eprintln!("rig: {progress}");
-    Ok(guest_images::fetch(image, &tell)?)
+    let report = |progress: &Progress<'_>| eprintln!("rig: {progress}");
+    Ok(guest_images::fetch(image, &report)?)
 }
 
 /// The image with the packed stock kernel.

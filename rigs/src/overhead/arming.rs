@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use events::ProbeState;
 use manifest::{ProbeConfig, WhenFull};
-use probes::{EngineAction, Kernel, Resolved, Session, SessionConfig, Via, When, resolve};
+use probes::{EngineAction, Kernel, PlantTime, Resolved, Session, SessionConfig, Via, resolve};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 
@@ -55,7 +55,7 @@ fn places(kernel: &Kernel, number: usize) -> Result<Vec<ProbeConfig<EngineAction
         .map(|at| counted(&format!("kprobe:{at}")));
     let has_plant = |found: &Resolved| {
         found.place.as_ref().is_ok_and(|place| {
-            place.when == When::TextPresent && matches!(place.via, Via::Plant { .. })
+            place.when == PlantTime::TextPresent && matches!(place.via, Via::Plant { .. })
         })
     };
     let possible = all

@@ -140,32 +140,32 @@ pub(super) const TURNS: [(&str, &str); 16] = [
     (OWN_KPROBE, "the guest's own kprobe event"),
     (OWN_KRETPROBE, "the guest's own kretprobe event"),
     ("stock-exits", "k: ours, counted"),
-    ("stock-kprobe", "k: ours, told as an event"),
+    ("stock-kprobe", "k: ours, emitted as an event"),
     ("stock-counted", "o: ours, counted, by a jump"),
-    (RECORDED, "o: ours, told as an event, by a jump"),
-    ("stock-kretprobe", "r: ours, told as an event"),
+    (RECORDED, "o: ours, emitted as an event, by a jump"),
+    ("stock-kretprobe", "r: ours, emitted as an event"),
     (
         BOTH_RECORDED,
-        "ro: ours, told as an event, both sides recorded",
+        "ro: ours, emitted as an event, both sides recorded",
     ),
     ("stock-counted-int3", "i: ours, counted, by an int3"),
     (
         "stock-recorded-int3",
-        "i: ours, told as an event, by an int3",
+        "i: ours, emitted as an event, by an int3",
     ),
     (
         SHARED,
-        "o+ro: four of ours at once: counted, told as an event, a histogram, both sides recorded",
+        "o+ro: four of ours at once: counted, emitted as an event, a histogram, both sides recorded",
     ),
     (
         "stock-untyped",
-        "k: ours, within the function: told as an event without types",
+        "k: ours, within the function: emitted as an event without types",
     ),
     (
         "stock-syscall",
-        "k: ours, `syscall:getppid`, told as an event",
+        "k: ours, `syscall:getppid`, emitted as an event",
     ),
-    ("stock-stack", "k: ours, told as an event with a stack"),
+    ("stock-stack", "k: ours, emitted as an event with a stack"),
     ("stock-none-again", "no probe, again"),
 ];
 /// Compared with each other.

@@ -33,9 +33,9 @@ const ENOUGH_RECORDS: usize = 20;
 
 /// A sink without a listener.
 #[derive(Debug)]
-struct Nobody;
+struct DiscardingSink;
 
-impl EventSink for Nobody {
+impl EventSink for DiscardingSink {
     fn event(&self, event: Event) {
         std::hint::black_box(event);
     }
@@ -59,7 +59,7 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
             1,
         ))
         .with([clock.probe(MARK)])
-        .prepare_with(|_| Arc::new(Nobody));
+        .prepare_with(|_| Arc::new(DiscardingSink));
     // The engine then knows the kernel's code, and the speed of the kernel's clock, before the first hit.
     let _ = prepared.register(&probes);
     clock.takes_out(prepared.session.engine());
@@ -145,7 +145,7 @@ fn hit_by(
     let prepared = here
         .guest(&cmdline(&format!("{scenario}{cpus}"), overhead))
         .with([clock.probe(MARK)])
-        .prepare_with(|_| Arc::new(Nobody));
+        .prepare_with(|_| Arc::new(DiscardingSink));
     let name = probe.at.to_string();
     let _ = prepared.register(&[probe]);
     clock.takes_out(prepared.session.engine());

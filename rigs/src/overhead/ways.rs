@@ -22,7 +22,7 @@ pub struct Way {
     /// VM exits of a hit, if the engine does not count the exits.
     pub exits: Option<u64>,
     /// Instructions that the guest's processor begins because of a hit, with the instructions that exit and the probed instruction;
-    /// counted in the code, the instructions of detours by the test `what_a_hit_takes_is_what_the_table_says` in
+    /// counted in the code, the instructions of detours by the test `cost_of_a_hit_matches_the_overhead_table` in
     /// `detour/src/code/tests.rs`.
     pub instructions: Option<u64>,
     /// Whether a jump replaces the plant.
@@ -85,7 +85,7 @@ pub const WAYS: [Way; 18] = [
     way("counted", "entry", "k: kprobe, counted", 1, || {
         vec![counted("kprobe:bm_counted")]
     }),
-    way("told", "entry", "k: kprobe, told as an event", 1, || {
+    way("told", "entry", "k: kprobe, emitted as an event", 1, || {
         vec![new_probe("kprobe:bm_told")]
     }),
     way("handled", "entry", "k: kprobe, pre-handler", 1, || {
@@ -122,7 +122,7 @@ pub const WAYS: [Way; 18] = [
             vec![
                 handled("kprobe:bm_both", true),
                 ProbeConfig {
-                    action: EngineAction::HandleReturn(Arc::new(Looks)),
+                    action: EngineAction::HandleReturn(Arc::new(ReadsReturnValue)),
                     ..new_probe("kretprobe:bm_both")
                 },
             ]
@@ -130,7 +130,7 @@ pub const WAYS: [Way; 18] = [
     ),
     jump(
         "recorded",
-        "o: kprobe, told as an event, by a jump (a record)",
+        "o: kprobe, emitted as an event, by a jump (a record)",
         60,
         || vec![new_probe("kprobe:bm_recorded")],
     ),
@@ -250,9 +250,9 @@ impl Handler for ReadsStack {
 }
 
 /// The same for returns.
-struct Looks;
+struct ReadsReturnValue;
 
-impl ReturnHandler for Looks {
+impl ReturnHandler for ReadsReturnValue {
     fn ret(&self, hit: &mut HitContext<'_>, _data: Box<dyn Any + Send>) {
         std::hint::black_box(hit.regs().rax);
     }

@@ -58,14 +58,14 @@ impl Cell {
 }
 
 impl Campaign<'_> {
-    /// Runs each mode. `tell` gets each line as it comes.
+    /// Runs each mode. `report` gets each line as it comes.
     ///
     /// # Errors
     ///
     /// See [`LaunchError`]; a harmed guest is not an error.
-    pub fn run(&self, tell: &dyn Fn(&Line)) -> Result<Vec<Cell>, LaunchError> {
+    pub fn run(&self, report: &dyn Fn(&Line)) -> Result<Vec<Cell>, LaunchError> {
         let modes = self.options.modes().iter();
-        modes.map(|mode| self.mode(*mode, tell)).collect()
+        modes.map(|mode| self.mode(*mode, report)).collect()
     }
 
     /// The name of the file with the lines of `mode`.
@@ -89,7 +89,7 @@ impl Campaign<'_> {
         Ok(program::hash([&*program]))
     }
 
-    fn mode(&self, mode: Mode, tell: &dyn Fn(&Line)) -> Result<Cell, LaunchError> {
+    fn mode(&self, mode: Mode, report: &dyn Fn(&Line)) -> Result<Cell, LaunchError> {
         let name = self.name(mode);
         let path = self.results.join(format!("{name}.jsonl"));
         let kept = match (self.options.resume, fs::read_to_string(&path)) {
@@ -131,7 +131,7 @@ impl Campaign<'_> {
                 timeout: self.timeout.saturating_sub(began.elapsed()),
                 arguments: &arguments,
             };
-            match launch::run(&launch, tell) {
+            match launch::run(&launch, report) {
                 Ok(_) => break,
                 Err(error) if error.is_death() && deaths < RESTARTS_MAX => {
                     deaths += 1;
@@ -139,7 +139,7 @@ impl Campaign<'_> {
                     let Some(death) = death(&text, &error) else {
                         return Err(error);
                     };
-                    tell(&death);
+                    report(&death);
                     launch::keep(&path, &death)?;
                 }
                 Err(error) => return Err(error),

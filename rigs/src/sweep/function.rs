@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use address::Gva;
 use introspect::int3::HANDLER;
 use manifest::{Action, Location, ProbeConfig, ProbeKind, ProbeSpec};
-use probes::{Kernel, Place, Refusal, Resolved, When, resolve};
+use probes::{Kernel, Place, PlantTime, Refusal, Resolved, resolve};
 use vmm::boot::BootMethod;
 
 use super::mode::{Configuration, HitAction, Site};
@@ -235,7 +235,7 @@ fn named(kernel: &Kernel, name: &str) -> Option<Result<Place, Refusal>> {
 /// Whether the plant is there from the guest's first instruction on: the kernel does not patch the probed instruction.
 fn is_planted_at_once(resolved: &Resolved) -> bool {
     let place = resolved.place.as_ref();
-    place.is_ok_and(|place| place.when == When::TextPresent)
+    place.is_ok_and(|place| place.when == PlantTime::TextPresent)
 }
 
 /// Entries in the order of the sweep: functions requested by name first, then the others, shuffled.

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn cell_that_was_not_run_or_not_finished_says_so() {
+    fn cell_not_run_or_not_finished_is_marked() {
         let findings = [found(FindingKind::Harmful, &["memset"])];
         let unfinished = [
             plan(Mode::EntryCounted),

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_told_once() {
+    fn reasons_are_listed_once() {
         assert_eq!(
             reasons(&found(), None),
             "* amd: why: `calls/port/1`, `flags/port/1`\n* local: why: `calls/int3/1`\n"

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use events::Hex;
 use manifest::{InvalidManifest, ProbeSpec};
-use probes::{Place, Resolved, Via, When, resolve};
+use probes::{Place, PlantTime, Resolved, Via, resolve};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -199,7 +199,7 @@ fn place_in_words(place: &Place) -> String {
         }
         Via::DebugRegister => text += ", in one of the four debug registers",
     }
-    if place.when == When::BootPatched {
+    if place.when == PlantTime::BootPatched {
         text += ", from when the kernel has patched itself";
     }
     if place.init {

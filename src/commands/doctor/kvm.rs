@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_as_it_should_be_has_a_consequence() {
+    fn each_failed_check_has_a_consequence() {
         let bad = HostFacts {
             int3: Int3Delivery::Broken,
             int3_user: Int3Delivery::ToGuest,

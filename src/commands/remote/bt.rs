@@ -3,7 +3,7 @@
 use control::StacksOf;
 use control::api::ListedStack;
 
-use super::debug_file::{frame_lines, tell_notes};
+use super::debug_file::{frame_lines, print_notes};
 use super::error::RemoteError;
 use super::objects::print;
 use super::viewed::Viewed;
@@ -26,7 +26,7 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         stacks
             .iter_mut()
             .for_each(|listed| lines.stack(&mut listed.stack));
-        tell_notes(lines);
+        print_notes(lines);
     }
     print(&stacks, args.view.json, || text(&stacks))?;
     Ok(Exit::Done)

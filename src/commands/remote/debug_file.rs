@@ -43,7 +43,7 @@ pub(super) fn frame_lines(
 }
 
 /// Prints the reasons why frames have no lines.
-pub(super) fn tell_notes(lines: &mut FrameLines) {
+pub(super) fn print_notes(lines: &mut FrameLines) {
     for note in lines.take_notes() {
         say(format_args!("hyprobe: {}", printable(&note)));
     }

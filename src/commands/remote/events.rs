@@ -6,7 +6,7 @@ use control::api::{EventLine, Lost};
 use events::Event;
 
 use super::connect::connect;
-use super::debug_file::{frame_lines, identity, tell_notes};
+use super::debug_file::{frame_lines, identity, print_notes};
 use super::error::RemoteError;
 use crate::cli::EventsArgs;
 use crate::config::Format;
@@ -32,7 +32,7 @@ pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteE
             EventLine::Event { mut event, .. } => {
                 if let Some(lines) = &mut lines {
                     lines.event(&mut event);
-                    tell_notes(lines);
+                    print_notes(lines);
                 }
                 match args.format.unwrap_or_default() {
                     Format::Text => text.event(&event, &mut bytes),

@@ -27,7 +27,7 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
             let mut client = connect(&args.run)?;
             let specs = source_specs(args, &mut client)?;
             let added = client.add(&wanted(args, &specs))?;
-            out.write_all(told(&added).as_bytes())?;
+            out.write_all(added_in_words(&added).as_bytes())?;
         }
         ProbeCommand::List { run, json } => {
             show(&connect(run)?.probes()?, *json, &mut out)?;
@@ -127,7 +127,7 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
     Ok(places.into_request(args.name.as_deref())?)
 }
 
-fn told(added: &Added) -> String {
+fn added_in_words(added: &Added) -> String {
     let mut text: String = added.probes.iter().map(line).collect();
     let more = added.ids.len() - added.ids.len().min(added.probes.len());
     if more > 0 {

@@ -127,7 +127,7 @@ pub(super) fn attempt(
         events.iter_mut().for_each(|event| lines.event(event));
     }
     for note in lines.iter_mut().flat_map(FrameLines::take_notes) {
-        tell(case, &note);
+        print_note(case, &note);
     }
     Attempt {
         outcome,
@@ -165,7 +165,10 @@ fn boot(
         &case.debug_info,
         MayFetch::No,
     )?;
-    replaced.notes.iter().for_each(|note| tell(case, note));
+    replaced
+        .notes
+        .iter()
+        .for_each(|note| print_note(case, note));
     let kernel = &guest.kernel;
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     let lines = replaced.info;
@@ -185,7 +188,7 @@ fn boot(
 }
 
 /// Prints a note about `case`.
-fn tell(case: &Case, note: &str) {
+fn print_note(case: &Case, note: &str) {
     let text = format!("{}: {note}", case.name);
     say(format_args!("hyprobe: {}", printable(&text)));
 }
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_end_that_nobody_expected_is_a_reason() {
+    fn unexpected_bad_end_is_a_reason() {
         let panics = Outcome::Failed(vec!["the guest ended by panic: bad \\x1b[2J%s".to_owned()]);
         assert_eq!(outcome(GuestEnd::Panic, &[], None), panics);
         let expected = Verdict {
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn run_that_failed_is_an_error_whatever_was_expected() {
+    fn failed_run_is_an_error_with_any_expectation() {
         let holds = Verdict {
             expected: "the guest ends by panic".to_owned(),
             broken: None,
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_interrupted_has_not_passed() {
+    fn interrupted_run_has_not_passed() {
         let interrupted = Outcome::Failed(vec!["it was interrupted".to_owned()]);
         let signal = Some(StopReason::Signal);
         assert_eq!(outcome(GuestEnd::Stopped, &[], signal), interrupted);

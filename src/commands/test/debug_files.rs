@@ -12,8 +12,8 @@ use crate::source_lines::{
 };
 
 /// Fetches the missing debug files of the kernels into the cache of debuginfod, if the environment names servers. `show` gets the progress, and
-/// `tell` the reasons for files that are still missing: the cases then end with an error of their own.
-pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), tell: &dyn Fn(String)) {
+/// `print_note` the reasons for files that are still missing: the cases then end with an error of their own.
+pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), print_note: &dyn Fn(String)) {
     if Debuginfod::from_env().is_none() {
         return;
     }
@@ -34,7 +34,7 @@ pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), tell: &dyn Fn(String)) 
             let kernel = KernelIdentity::of_kernel(&config.kernel, &vmlinux, &kernel);
             let opened = source_lines::open(None, &kernel, &spec.to_string(), MayFetch::Yes(show));
             if let Err(error) = opened {
-                tell(printable(&chain(&error)).into_owned());
+                print_note(printable(&chain(&error)).into_owned());
             }
         }
     }

@@ -61,13 +61,13 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         return Err(IdentityError::TestRoot.into());
     }
     let cases = cases(args, progress)?;
-    let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let jobs = jobs(cases, identity.as_ref(), progress, &tell)?;
-    debug_files::fetch(&jobs, &|text| progress.say(text), &tell);
+    let print_note = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
+    let jobs = jobs(cases, identity.as_ref(), progress, &print_note)?;
+    debug_files::fetch(&jobs, &|text| progress.say(text), &print_note);
     let mut outputs = Outputs::prepare(args)?;
     progress.rest();
     outputs.give_to(identity.as_ref())?;
-    rights::give_up(args, &jobs, identity.as_ref(), &tell)?;
+    rights::give_up(args, &jobs, identity.as_ref(), &print_note)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
     let all = jobs.len();
@@ -80,7 +80,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         artifacts: &outputs.artifacts,
     };
     schedule::run(jobs, policy, &stop, |news| {
-        let Some(case) = printer.tell(news)? else {
+        let Some(case) = printer.print_news(news)? else {
             return Ok(());
         };
         match artifacts::write(&outputs.artifacts, outputs.path, &case) {
@@ -167,7 +167,7 @@ fn jobs(
     cases: Vec<Case>,
     identity: Option<&Identity>,
     progress: &Progress,
-    tell: &dyn Fn(String),
+    print_note: &dyn Fn(String),
 ) -> Result<Vec<Job>, TestError> {
     let mut places: Vec<(Accel, Place)> = Vec::new();
     let mut jobs = Vec::new();
@@ -180,7 +180,7 @@ fn jobs(
         let place = match known {
             Some((_, place)) => place.clone(),
             None => {
-                let place = Place::find(accel, tell)?;
+                let place = Place::find(accel, print_note)?;
                 place.prepare(&|text| progress.say(text))?;
                 places.push((accel, place.clone()));
                 place

@@ -62,7 +62,7 @@ impl Printer {
     }
 
     /// Prints the news. Returns the finished case, if any.
-    pub(super) fn tell(&mut self, news: News) -> io::Result<Option<Finished>> {
+    pub(super) fn print_news(&mut self, news: News) -> io::Result<Option<Finished>> {
         let finished = match news {
             News::Begun(name) => {
                 self.running.insert(name);

@@ -21,7 +21,7 @@ pub(super) fn give_up(
     args: &TestArgs,
     jobs: &[Job],
     identity: Option<&Identity>,
-    tell: &dyn Fn(String),
+    print_note: &dyn Fn(String),
 ) -> Result<(), TestError> {
     let add = |rights: &mut FileRights| {
         for Job { case, place } in jobs {
@@ -40,7 +40,7 @@ pub(super) fn give_up(
         true => Sandbox::Off,
         false => Sandbox::On,
     };
-    sandbox.put_in_force(identity, add, tell)?;
+    sandbox.put_in_force(identity, add, print_note)?;
     match identity {
         Some(identity) => {
             check_files(jobs, identity.uid)?;

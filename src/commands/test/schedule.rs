@@ -103,12 +103,12 @@ struct Shared<'a> {
     policy: Policy<'a>,
 }
 
-/// Runs all cases; calls `tell` on the calling thread. Ends early if `stop` is requested.
+/// Runs all cases; calls `print_news` on the calling thread. Ends early if `stop` is requested.
 pub(super) fn run(
     jobs: Vec<Job>,
     policy: Policy<'_>,
     stop: &StopSignal,
-    mut tell: impl FnMut(News) -> io::Result<()>,
+    mut print_news: impl FnMut(News) -> io::Result<()>,
 ) -> Result<(), TestError> {
     let host = thread::available_parallelism().map_or(1, usize::from);
     let workers = policy.at_once.map_or(host, usize::from).min(jobs.len());
@@ -140,7 +140,7 @@ pub(super) fn run(
         let _ends = EndsAll(&shared);
         loop {
             match received.recv_timeout(LOOK) {
-                Ok(news) => tell(news).map_err(|source| {
+                Ok(news) => print_news(news).map_err(|source| {
                     shared.end_all();
                     TestError::Write {
                         path: "standard output".into(),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_says_what_it_has() {
+    fn available_memory_is_read_from_meminfo() {
         let text = "MemTotal:  9 kB\nMemAvailable:   20 kB\n";
         assert_eq!(meminfo(text), Some(20 << 10));
         assert_eq!(meminfo("MemAvailable: x kB\n"), None);

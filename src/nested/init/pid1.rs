@@ -90,7 +90,7 @@ where
             )))
         })
         .unwrap_or_else(|error| Outcome::Failure(InnerFailure::new(HOST_CANNOT, &error)));
-    match tell(&mut control, &ToOuter::Finished { outcome, sent }) {
+    match send_message(&mut control, &ToOuter::Finished { outcome, sent }) {
         Ok(()) => thread::sleep(LINGER),
         Err(error) => eprintln!("hyprobe: cannot tell how the run ended: {error}"),
     }
@@ -151,7 +151,7 @@ where
     // Since the outer kernel's first instruction.
     let uptime = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
     let uptime_ms = u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX);
-    tell(&mut control, &ToOuter::Started { uptime_ms })?;
+    send_message(&mut control, &ToOuter::Started { uptime_ms })?;
 
     let began = Since::now();
     let sink: Arc<dyn EventSink> = events.clone();
@@ -165,7 +165,7 @@ where
             dump,
         )
     }));
-    tell(&mut control, &ToOuter::Ending)?;
+    send_message(&mut control, &ToOuter::Ending)?;
     let lost = events.finish();
     *sent = Sent {
         events: events_count.load(Ordering::Acquire),
@@ -202,7 +202,7 @@ fn listen(control: File, stop: StopSignal) -> io::Result<()> {
     Ok(())
 }
 
-fn tell(control: &mut impl Write, message: &ToOuter) -> io::Result<()> {
+fn send_message(control: &mut impl Write, message: &ToOuter) -> io::Result<()> {
     let line = serde_json::to_string(message)? + "\n";
     control.write_all(line.as_bytes())
 }

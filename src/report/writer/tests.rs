@@ -277,7 +277,7 @@ fn a_reader_that_has_gone_ends_the_run_and_is_no_failure() {
 }
 
 #[test]
-fn a_full_disk_is_counted_and_told() {
+fn events_lost_to_a_full_disk_are_counted_and_reported() {
     let (paper, table) = (
         Paper::that_ends(0, io::ErrorKind::StorageFull),
         Paper::default(),
@@ -306,7 +306,7 @@ fn a_full_disk_is_counted_and_told() {
 }
 
 #[test]
-fn console_on_a_full_disk_is_counted_and_told() {
+fn console_bytes_lost_to_a_full_disk_are_counted_and_reported() {
     let (events, serial) = (
         Paper::default(),
         Paper::that_ends(0, io::ErrorKind::StorageFull),

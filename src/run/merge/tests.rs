@@ -117,16 +117,19 @@ fn paths_become_absolute_and_defaults_are_filled_in() {
 fn the_demo_is_a_manifest() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest-images/demo.toml");
     let manifest = Manifest::load(&path).expect("demo.toml");
-    let asked = ask(&run(&[]), &manifest).expect("ask");
-    assert_eq!(asked.kernel, KernelSource::Image("debian-6.1".to_owned()));
-    assert_eq!(asked.initrd, Initrd::Demo);
-    assert!(asked.probes.len() > 1);
+    let requested = ask(&run(&[]), &manifest).expect("ask");
+    assert_eq!(
+        requested.kernel,
+        KernelSource::Image("debian-6.1".to_owned())
+    );
+    assert_eq!(requested.initrd, Initrd::Demo);
+    assert!(requested.probes.len() > 1);
 }
 
 #[test]
 fn a_stock_kernel_comes_with_a_user_space() {
-    let asked = ask(&run(&["--image", "debian-6.1"]), &Manifest::default()).expect("ask");
-    assert_eq!(asked.initrd, Initrd::Demo);
+    let requested = ask(&run(&["--image", "debian-6.1"]), &Manifest::default()).expect("ask");
+    assert_eq!(requested.initrd, Initrd::Demo);
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn modules_need_a_stock_kernel_and_the_workload() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_said() {
+fn missing_kernel_and_wrong_probe_are_refused_with_help() {
     let error = merge(&run(&[]), &|_| {}).expect_err("no kernel");
     assert!(matches!(error, MergeError::NoKernel) && error.help().is_some());
     let error = merge(&run(&["--kernel=k", "-p", "vfs_read"]), &|_| {}).expect_err("no kind");

@@ -72,7 +72,7 @@ fn fetched_file_of_another_kernel_is_refused_with_both_build_ids_and_not_kept() 
 }
 
 #[test]
-fn server_that_cannot_be_reached_is_named_with_what_to_do() {
+fn unreachable_server_is_named_with_a_remedy() {
     let cache = tempfile::tempdir().expect("tempdir");
     let servers = Debuginfod::at(&["http://127.0.0.1:1"], cache.path());
     let may_fetch = MayFetch::Yes(&|_| {});

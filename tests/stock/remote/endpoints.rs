@@ -143,7 +143,7 @@ fn every_endpoint_that_is_described() {
     assert_eq!(curl.driven, described);
     let ran = live.running.finish();
     ran.assert_well();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
 }
 
 fn probes(curl: &mut Curl<'_>) {

@@ -247,7 +247,7 @@ fn every_path_on_a_live_guest() {
     let socket = live.socket.clone();
     let folder = live.running.folder().to_owned();
     let ran = live.running.finish();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     ran.assert_well();
     assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
     assert!(
@@ -341,7 +341,7 @@ fn the_examples_of_the_documentation_work_as_printed() {
     }
     // The last of them stops the guest.
     let ran = live.running.finish();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
     assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
 }
 
@@ -373,5 +373,5 @@ fn a_thousand_cycles_leave_the_guest_as_it_was() {
     client.command("stop").expect("stopped");
     let ran = live.running.finish();
     ran.assert_well();
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
 }

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_memory_is_left_out() {
+    fn address_outside_memory_is_left_out() {
         let rig = rig();
         let shown = rig
             .planter

@@ -154,7 +154,7 @@ fn a_change_is_made_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_is_no_memory_cannot_be_planted() {
+fn address_outside_memory_cannot_be_planted() {
     let rig = Rig::new(PlantByte::Port);
     let end = (PAGES * 4096) as u64;
     assert!(!rig.change(&[(0x10, 1), (end, 1)], &[]));
@@ -240,7 +240,7 @@ fn a_single_int3_is_the_guests_own() {
 }
 
 #[test]
-fn a_withdrawn_plant_lets_the_guest_write_until_it_returns() {
+fn withdrawn_plant_allows_guest_writes_until_it_returns() {
     let rig = Rig::new(PlantByte::Port);
     assert!(rig.change(&[(0x60, 1), (0x61, 1)], &[]));
     rig.planter
@@ -373,7 +373,7 @@ fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
 }
 
 #[test]
-fn what_is_read_from_a_jump_and_stored_back_changes_nothing() {
+fn bytes_read_from_a_jump_and_stored_back_change_nothing() {
     let rig = Rig::new(PlantByte::Port);
     assert!(rig.change(&[(0x1010, 5)], &[]));
     let own: [u8; 5] = rig.own(0x1010);

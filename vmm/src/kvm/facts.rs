@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_exits_can_be_planted() {
+    fn only_plants_that_exit_are_usable() {
         let usable = [
             Int3Delivery::DebugExit,
             Int3Delivery::EmulationFailure,

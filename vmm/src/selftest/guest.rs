@@ -49,7 +49,7 @@ pub(super) const END_PORT: u8 = 0xe1;
 
 /// The interrupt that a question may raise, and the value that the stub of its vector reports.
 const INTERRUPT: u8 = 0x35;
-pub(super) const INTERRUPT_TOLD: u8 = INTERRUPT % 32;
+pub(super) const REPORTED_INTERRUPT: u8 = INTERRUPT % 32;
 /// The address of the first local APIC for messages.
 const MSI_ADDRESS: u32 = 0xfee0_0000;
 /// Offset of the spurious-interrupt register in a local APIC, and its bit to enable the APIC.

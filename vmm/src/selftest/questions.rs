@@ -7,7 +7,9 @@ use kvm_bindings::{
 };
 
 use super::SelfTestError;
-use super::guest::{ALIAS, CODE, DATA, END_PORT, Exit, INTERRUPT_TOLD, READ_ONLY, Ring, TinyGuest};
+use super::guest::{
+    ALIAS, CODE, DATA, END_PORT, Exit, READ_ONLY, REPORTED_INTERRUPT, Ring, TinyGuest,
+};
 use crate::kvm::{
     BreakpointInjection, Host, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery, Speed,
 };
@@ -171,7 +173,7 @@ pub(super) fn holds_interrupts(guest: &mut TinyGuest, host: &Host) -> Result<boo
     }
     guest.set_rip(CODE)?;
     guest.debug(&kvm_guest_debug::default())?;
-    Ok(guest.run() == Exit::Vector(INTERRUPT_TOLD))
+    Ok(guest.run() == Exit::Vector(REPORTED_INTERRUPT))
 }
 
 /// Does an execution breakpoint in DR0 fire?

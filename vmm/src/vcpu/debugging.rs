@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn dr6_tells() {
+    fn dr6_names_the_fired_registers() {
         let debugging = Debugging::default();
         assert_eq!(debugging.cause(UNTOLD | 4, HERE), DebugCause::Fired(4));
         assert_eq!(debugging.cause(UNTOLD, HERE), DebugCause::Guest);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn without_dr6_what_was_asked_for_tells() {
+    fn without_dr6_the_armed_registers_at_the_address_have_fired() {
         assert_eq!(at_here().cause(UNTOLD, HERE), DebugCause::Fired(0b1010));
         assert_eq!(
             at_here().cause(UNTOLD, HERE.wrapping_add(1)),

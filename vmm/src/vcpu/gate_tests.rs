@@ -9,7 +9,7 @@ use super::gate::Gate;
 /// Threads in the role of vCPUs take turns in holding the gate, and a control thread holds the gate, too. At no time may
 /// a thread run beside a holder.
 #[test]
-fn holders_exclude_everyone() {
+fn gate_holder_excludes_all_other_threads() {
     const ROUNDS: usize = 300;
     let gate = Arc::new(Gate::default());
     let inside = Arc::new(AtomicUsize::new(0));

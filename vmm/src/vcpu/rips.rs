@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_not_started_stands_nowhere() {
+    fn vcpu_that_has_not_started_has_no_rip() {
         let rips = Rips::new(3);
         assert!(rips.all().is_empty());
         let at = |rip, in_nmi| Stand {

@@ -39,7 +39,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     };
     let end = vcpu.run_until_end(handler);
     // A dump of the ended machine has the last registers. If KVM refuses, the dump has the registers of the last pause.
-    let _ = vcpu.say_registers();
+    let _ = vcpu.publish_registers();
     drop(registration);
     shared.ending.end(end);
     drop(alive);
@@ -103,11 +103,11 @@ impl StoppedVcpu<'_> {
     /// publishes the registers for the other threads.
     fn prepare_to_park(&mut self) -> Result<(), VcpuError> {
         self.cancel_interrupted_int3()?;
-        self.say_registers()
+        self.publish_registers()
     }
 
     /// Publishes the general registers and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
-    fn say_registers(&mut self) -> Result<(), VcpuError> {
+    fn publish_registers(&mut self) -> Result<(), VcpuError> {
         let regs = self.registers.regs()?;
         let in_nmi = self.registers.blocking()?.nmis;
         self.shared
@@ -147,7 +147,7 @@ impl StoppedVcpu<'_> {
                 None => {
                     let shared = self.shared;
                     // The vCPU counts as parked while waiting.
-                    self.say_registers()?;
+                    self.publish_registers()?;
                     let paused = shared.pause_others(self.registers.index);
                     handler.on_exclusive(self, &paused, trap)?
                 }

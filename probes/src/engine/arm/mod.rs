@@ -30,7 +30,7 @@ use crate::engine::running::located::Located;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{Watch, WatchTable};
-use crate::registry::{Milestone, Probe, Purpose};
+use crate::registry::{KernelEvent, Probe, Purpose};
 
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Armer {
         let was_handler_probed = self.int3.is_int3_handler_probed();
         let table = self.plants.table.load_full();
         let mut edits = Edits::new(&table);
-        let looked_at = || self.plants.milestones.iter().chain(change.probes);
+        let looked_at = || self.plants.kernel_event_probes.iter().chain(change.probes);
         for probe in looked_at().chain(change.dropped) {
             edits.leave(probe);
         }
@@ -181,7 +181,7 @@ impl Armer {
         registered().for_each(|probe| self.probes.count_interest(probe));
         self.optimiser.optimise_all(paused, &places);
         if was_handler_probed && !self.int3.is_int3_handler_probed() {
-            self.optimiser.let_int3s_return(paused);
+            self.optimiser.restore_int3s(paused);
         }
         Ok(())
     }
@@ -213,13 +213,13 @@ impl Armer {
     ) -> NewState {
         let gone = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
-            Purpose::Milestone(Milestone::CpuOnline | Milestone::CpuOffline) => {
+            Purpose::KernelEvent(KernelEvent::CpuOnline | KernelEvent::CpuOffline) => {
                 !self.running.has_int3()
             }
-            Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !interest.calls,
-            Purpose::Milestone(Milestone::Module(_)) => !interest.modules,
-            Purpose::Milestone(Milestone::File(_)) => !interest.files,
-            Purpose::Milestone(Milestone::Reader(_)) => !interest.plants,
+            Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
+            Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
+            Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
+            Purpose::KernelEvent(KernelEvent::Reader(_)) => !interest.plants,
             _ => false,
         };
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
@@ -256,9 +256,9 @@ impl Armer {
     /// plants would return, and the engine cannot detect the reuse later.
     fn stays_while_disarmed(&self, probe: &Probe) -> bool {
         match probe.purpose {
-            Purpose::Milestone(Milestone::BootPatched) => !self.running.boot_patched.get(),
-            Purpose::Milestone(Milestone::InitFreed) => !self.running.init_freed.get(),
-            Purpose::Milestone(Milestone::NextKernel) => true,
+            Purpose::KernelEvent(KernelEvent::BootPatched) => !self.running.boot_patched.get(),
+            Purpose::KernelEvent(KernelEvent::InitFreed) => !self.running.init_freed.get(),
+            Purpose::KernelEvent(KernelEvent::NextKernel) => true,
             _ => false,
         }
     }

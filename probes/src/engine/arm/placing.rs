@@ -4,7 +4,7 @@ use crate::engine::arm::Armer;
 use crate::engine::arm::jumps::ELSEWHERE;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
-use crate::resolve::{Place, Via, When};
+use crate::resolve::{Place, PlantTime, Via};
 
 /// The reason why a late probe cannot be on the pushes of the #BP handler.
 const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
@@ -16,7 +16,7 @@ const PLANTED: &str = "its page has probed code: remove the probes of the page f
 impl Armer {
     /// The way to arm `place` now.
     pub(crate) fn arming(&self, place: &Place, located: Located) -> Arming {
-        if place.when == When::BootPatched && !self.running.boot_patched.get() {
+        if place.when == PlantTime::BootPatched && !self.running.boot_patched.get() {
             return Arming::Later("the kernel rewrites this instruction while it boots");
         }
         let linked = match place.via {
@@ -58,7 +58,7 @@ impl Armer {
             {
                 Arming::Refused(ELSEWHERE.to_owned())
             }
-            Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, spot, len },
+            Via::Plant { len, .. } if place.when == PlantTime::TextPresent => Arming::Plant { at, spot, len },
             Via::Plant { .. } => match self.running.boundary_in_memory(linked, spot.gpa) {
                 Some(len) => Arming::Plant { at, spot, len },
                 None => Arming::Refused(

@@ -50,7 +50,7 @@ pub(crate) enum InPlace {
 
 /// The outcome of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Came {
+enum InPlaceOutcome {
     /// The instruction has been executed. After `int n`, the vCPU is in the handler.
     Behind,
     /// The instruction has raised an exception, and the guest's handler is about to begin.
@@ -92,19 +92,19 @@ impl Executor {
         for (probe, _) in &plant.probes {
             probe.counters.count_exit();
         }
-        match self.came(vcpu, &places, &regs, rip, at)? {
-            Came::Behind => {
+        match self.in_place_outcome(vcpu, &places, &regs, rip, at)? {
+            InPlaceOutcome::Behind => {
                 self.after(vcpu, plant, Tier::Stepped)?;
                 Ok(match places.next.is_empty() {
                     true => InPlace::Unknown,
                     false => InPlace::Executed,
                 })
             }
-            Came::Faulted { vector, frame } => {
-                self.tell_fault(vcpu, plant, &regs, &sregs, vector, &frame)?;
+            InPlaceOutcome::Faulted { vector, frame } => {
+                self.call_fault_handlers(vcpu, plant, &regs, &sregs, vector, &frame)?;
                 Ok(InPlace::NotExecuted)
             }
-            Came::Elsewhere => Ok(InPlace::NotExecuted),
+            InPlaceOutcome::Elsewhere => Ok(InPlace::NotExecuted),
         }
     }
 
@@ -168,30 +168,30 @@ impl Executor {
     }
 
     /// The outcome of the instruction at `rip`, by the vCPU's present address `at`.
-    fn came(
+    fn in_place_outcome(
         &self,
         vcpu: &mut dyn Vcpu,
         places: &Places,
         before: &kvm_regs,
         rip: Gva,
         at: Gva,
-    ) -> Result<Came, GuestError> {
+    ) -> Result<InPlaceOutcome, GuestError> {
         let follows = places.next.contains(&at);
         let regs = vcpu.regs()?;
         let mut gates = places.gates.iter().filter(|gate| gate.target == at);
         if gates.clone().next().is_none() || (follows && regs.rsp == before.rsp) {
-            return Ok(Came::Behind);
+            return Ok(InPlaceOutcome::Behind);
         }
         let state = paging(&vcpu.sregs()?);
         let Some(frame) = InterruptFrame::read(&self.running.planter, &state, regs.rsp) else {
             return Ok(if follows {
-                Came::Behind
+                InPlaceOutcome::Behind
             } else {
-                Came::Elsewhere
+                InPlaceOutcome::Elsewhere
             });
         };
         if frame.rip != rip {
-            return Ok(Came::Behind);
+            return Ok(InPlaceOutcome::Behind);
         }
         let has_error_code = frame.error_code.is_some();
         let raised = |gate: &&Gate| {
@@ -202,8 +202,8 @@ impl Executor {
         let vector = raised.next().map(|gate| gate.vector);
         let ambiguous = raised.next().is_some();
         Ok(match vector {
-            None => Came::Elsewhere,
-            vector => Came::Faulted {
+            None => InPlaceOutcome::Elsewhere,
+            vector => InPlaceOutcome::Faulted {
                 vector: vector.filter(|_| !ambiguous),
                 frame,
             },
@@ -212,7 +212,7 @@ impl Executor {
 
     /// Calls the fault-handlers after an exception of the instruction: the vCPU is at the first instruction of the guest's
     /// handler. `before` and `sregs` are the registers before the instruction.
-    fn tell_fault(
+    fn call_fault_handlers(
         &self,
         vcpu: &mut dyn Vcpu,
         plant: &Plant,

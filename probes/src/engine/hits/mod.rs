@@ -19,7 +19,7 @@ use text::{GuestError, PlantByte, Vcpu};
 
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::hits::executor::Executor;
-use crate::engine::hits::outcome::{HitOutcome, Told};
+use crate::engine::hits::outcome::{HitDisposition, HitOutcome};
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
@@ -31,7 +31,7 @@ use crate::engine::tasks::Tasks;
 use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
-use crate::registry::{Milestone, Missed, Purpose};
+use crate::registry::{KernelEvent, Missed, Purpose};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -85,16 +85,16 @@ impl Hits {
         if self.may_be_behind_outs(&plant) && vcpu.is_behind_outs()? {
             return Ok(HitOutcome::NotOurs);
         }
-        match self.tell(vcpu, &plant, rip)? {
-            Told::GoOn
+        match self.dispatch_hit(vcpu, &plant, rip)? {
+            HitDisposition::GoOn
                 if self.optimiser.may_optimise(&plant)
                     || self.optimiser.may_look_at_int3(vcpu.index()) =>
             {
                 Ok(HitOutcome::NeedsPause)
             }
-            Told::GoOn => self.executor.go_past(vcpu, &plant, rip),
-            Told::NeedsPause => Ok(HitOutcome::NeedsPause),
-            Told::Resume => Ok(HitOutcome::Resume),
+            HitDisposition::GoOn => self.executor.go_past(vcpu, &plant, rip),
+            HitDisposition::NeedsPause => Ok(HitOutcome::NeedsPause),
+            HitDisposition::Resume => Ok(HitOutcome::Resume),
         }
     }
 
@@ -124,19 +124,19 @@ impl Hits {
 
     /// Counts the hits that filters accept and calls their handlers, in the order of registration. The handlers of calls that
     /// return here run first.
-    pub(crate) fn tell(
+    pub(crate) fn dispatch_hit(
         &self,
         vcpu: &mut dyn Vcpu,
         plant: &Plant,
         at: Gva,
-    ) -> Result<Told, GuestError> {
+    ) -> Result<HitDisposition, GuestError> {
         if !plant.returns && plant.probes.iter().all(|(probe, _)| probe.only_counts()) {
             // No probe needs a register.
             plant
                 .probes
                 .iter()
                 .for_each(|(probe, _)| probe.counters.count_hit());
-            return Ok(Told::GoOn);
+            return Ok(HitDisposition::GoOn);
         }
         let regs = vcpu.regs()?;
         let rip = regs.rip;
@@ -151,12 +151,12 @@ impl Hits {
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
             let mut arguments = HitArguments::new(probe, &self.reporter);
-            if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+            if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self.records.tell_hit(&mut hit, probe, *ip, arguments)?,
+                Purpose::Trace => self.records.emit_hit(&mut hit, probe, *ip, arguments)?,
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
                     self.running.add_value(&mut hit, &mut arguments, aggregated);
@@ -166,9 +166,9 @@ impl Hits {
                 Purpose::Return(purpose) => {
                     needs_pause |= self.returns.enter_call(&mut hit, probe, purpose)
                 }
-                Purpose::Milestone(Milestone::TaskEnded) => self.returns.end_task(hit.vcpu)?,
-                Purpose::Milestone(Milestone::TaskLeft) => self.returns.leave_task(hit.vcpu()),
-                Purpose::Milestone(Milestone::Reader(reader)) => {
+                Purpose::KernelEvent(KernelEvent::TaskEnded) => self.returns.end_task(hit.vcpu)?,
+                Purpose::KernelEvent(KernelEvent::TaskLeft) => self.returns.leave_task(hit.vcpu()),
+                Purpose::KernelEvent(KernelEvent::Reader(reader)) => {
                     match self.readers.reader_needs(hit.vcpu, *reader, &hit.regs)? {
                         ReaderNeeds::Nothing => (),
                         ReaderNeeds::Pause => needs_pause = true,
@@ -176,10 +176,10 @@ impl Hits {
                         ReaderNeeds::Copy => copies = true,
                     }
                 }
-                Purpose::Milestone(Milestone::File(event)) => {
+                Purpose::KernelEvent(KernelEvent::File(event)) => {
                     needs_pause |= self.uprobes.concerns(*event, &hit.regs);
                 }
-                Purpose::Milestone(_) => needs_pause = true,
+                Purpose::KernelEvent(_) => needs_pause = true,
             }
             if resumes {
                 break;
@@ -203,13 +203,13 @@ impl Hits {
             hit.vcpu.set_regs(&hit.regs)?;
         }
         Ok(match (needs_pause, resumes) {
-            (false, false) => Told::GoOn,
-            (false, true) => Told::Resume,
+            (false, false) => HitDisposition::GoOn,
+            (false, true) => HitDisposition::Resume,
             (true, resumes) => {
                 if resumes {
                     self.resuming().insert(vcpu.index());
                 }
-                Told::NeedsPause
+                HitDisposition::NeedsPause
             }
         })
     }
@@ -232,16 +232,18 @@ impl Hits {
             // The plant returns, and is hit.
             Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
             Some(DebugUse::Only(plant)) => {
-                let outcome = match self.tell(vcpu, plant, rip)? {
-                    Told::Resume => HitOutcome::Resume,
-                    Told::NeedsPause => HitOutcome::NeedsPause,
-                    Told::GoOn => match own_instruction(&self.running.planter, plant.spot, rip) {
-                        // Behind a debug register, KVM does not know the length of the int3 for certain.
-                        Some(decoded) if decoded.bytes() != [INT3] => {
-                            self.executor.emulate(vcpu, plant, &decoded)?
+                let outcome = match self.dispatch_hit(vcpu, plant, rip)? {
+                    HitDisposition::Resume => HitOutcome::Resume,
+                    HitDisposition::NeedsPause => HitOutcome::NeedsPause,
+                    HitDisposition::GoOn => {
+                        match own_instruction(&self.running.planter, plant.spot, rip) {
+                            // Behind a debug register, KVM does not know the length of the int3 for certain.
+                            Some(decoded) if decoded.bytes() != [INT3] => {
+                                self.executor.emulate(vcpu, plant, &decoded)?
+                            }
+                            _ => HitOutcome::NeedsPause,
                         }
-                        _ => HitOutcome::NeedsPause,
-                    },
+                    }
                 };
                 Ok(self.pause_if_rewritten(vcpu, outcome))
             }
@@ -259,7 +261,7 @@ impl Hits {
         self.records.take_out_records();
         let regs = vcpu.regs()?;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
-        let owner = self.records.owners().get(&left.who).cloned();
+        let owner = self.records.owners().get(&left.part_number).cloned();
         let (mut resumes, mut needs_pause) = (false, false);
         match owner {
             // A trace probe's record is reported after the probe was disabled, too.
@@ -271,7 +273,7 @@ impl Hits {
                 match &probe.purpose {
                     Purpose::Trace => {
                         let arguments = HitArguments::new(&probe, &self.reporter);
-                        self.records.tell_hit(&mut hit, &probe, ip, arguments)?;
+                        self.records.emit_hit(&mut hit, &probe, ip, arguments)?;
                     }
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;

@@ -2,7 +2,7 @@
 
 /// The result of the handlers of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum HitDisposition {
     /// The instruction is to be executed.
     GoOn,
     /// The other vCPUs have to be paused first.

@@ -63,7 +63,7 @@ impl PausedHits {
         if self.hits.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.plants.table.load().at(rip).cloned() {
                 self.kernel_events
-                    .reach_milestones(vcpu, paused, &plant, true)?;
+                    .handle_kernel_events(vcpu, paused, &plant, true)?;
                 self.site_planter.plant_return_sites(paused, &plant);
             }
             return Ok(HitOutcome::Resume);
@@ -80,7 +80,7 @@ impl PausedHits {
         self.optimiser.look_at_int3(vcpu, paused)?;
         if let Some(plant) = self.plants.plant_at(vcpu, rip)? {
             self.kernel_events
-                .reach_milestones(vcpu, paused, &plant, false)?;
+                .handle_kernel_events(vcpu, paused, &plant, false)?;
             self.site_planter.plant_return_sites(paused, &plant);
         }
         // A kernel event probe may have changed the plants.
@@ -120,7 +120,7 @@ impl PausedHits {
         }
         let decoded = plant.displaced(&self.running.planter, rip);
         if decoded.is_none_or(|decoded| self.running.is_read_when_executed(plant, &decoded)) {
-            self.stand_ins.let_be_read(paused, plant)?;
+            self.stand_ins.withdraw_for_read(paused, plant)?;
         }
         self.executor
             .execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
@@ -150,7 +150,7 @@ impl PausedHits {
             .find(|plant| plant.at == rip);
         if let Some(plant) = only {
             self.kernel_events
-                .reach_milestones(vcpu, paused, plant, resumes)?;
+                .handle_kernel_events(vcpu, paused, plant, resumes)?;
             self.site_planter.plant_return_sites(paused, plant);
         }
         match only {

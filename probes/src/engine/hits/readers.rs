@@ -20,7 +20,7 @@ use crate::engine::running::Running;
 use crate::engine::watch::Watches;
 use crate::handler::HitContext;
 use crate::plant_table::Plant;
-use crate::registry::{Milestone, Purpose, Reader};
+use crate::registry::{KernelEvent, Purpose, Reader};
 
 /// The maximum checked length of a read range. The kernel's own copies have a page at most.
 pub(crate) const MAX_READ_BYTES: u64 = 64 << 10;
@@ -55,7 +55,7 @@ fn reader(plant: &Plant) -> Option<Reader> {
         .probes
         .iter()
         .find_map(|(probe, _)| match probe.purpose {
-            Purpose::Milestone(Milestone::Reader(reader)) => Some(reader),
+            Purpose::KernelEvent(KernelEvent::Reader(reader)) => Some(reader),
             _ => None,
         })
 }
@@ -171,11 +171,11 @@ impl Readers {
     /// there, since the reader sees no plants.
     fn idle_readers(&self) -> Vec<Gpa> {
         let is_reader =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::Reader(_)));
+            |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(KernelEvent::Reader(_)));
         let table = self.plants.table.load();
         let readers = self
             .plants
-            .milestones
+            .kernel_event_probes
             .iter()
             .filter(|probe| is_reader(&probe.purpose));
         let entries = readers.filter_map(|probe| {

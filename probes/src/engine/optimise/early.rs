@@ -33,7 +33,7 @@ use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
 use crate::plant_table::{Plant, own_instruction};
-use crate::registry::Milestone;
+use crate::registry::KernelEvent;
 
 /// The kernel's future page tables. While starting, the kernel runs on other tables, whose memory is freed later; both share the
 /// entries at the top of the address space.
@@ -80,7 +80,7 @@ impl Early {
         let running = vcpu.system_state()?.paging;
         // Early `int3`s have to go before a second CPU starts, which would execute them without an interrupt table.
         let ends =
-            self.plants.is_planted(Milestone::BootPatched) && !self.running.boot_patched.get();
+            self.plants.is_planted(KernelEvent::BootPatched) && !self.running.boot_patched.get();
         let Some(located) = self.running.located.get().filter(|_| ends) else {
             return Ok(());
         };

@@ -92,7 +92,7 @@ impl Optimiser {
 
     /// Lets `int3`s replace plants again after the last probe on the kernel's handler of `int3` has gone. Before `rest_init`, each
     /// `int3` comes at the plant's next hit.
-    pub(crate) fn let_int3s_return(&self, paused: &dyn Paused) {
+    pub(crate) fn restore_int3s(&self, paused: &dyn Paused) {
         if self.early.is_on() {
             self.reopen_all();
         } else if let Err(error) = self.look_at_cpus(paused) {

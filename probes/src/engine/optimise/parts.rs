@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  site ── jmp ──▶ ┌ part of kprobe:f, counted ──────────┐
-//!                  │ part of kprobe:f, told as an event  │── exit, no room ──▶ VMM: this hit ──┐
+//!                  │ part of kprobe:f, emits an event    │── exit, no room ──▶ VMM: this hit ──┐
 //!                  │ part of kretprobe:f                 │ ◀───────────── RIP := next part ────┘
 //!                  │ displaced instructions, jump back   │
 //!                  └─────────────────────────────────────┘
@@ -54,7 +54,7 @@ pub(crate) enum Hindrance<'p> {
     Caller(&'p str),
     /// A kernel event probe.
     #[error("hyprobe itself has a plant at the same place, at `{0}`, whose hits exit")]
-    Milestone(&'p str),
+    KernelEvent(&'p str),
     /// Returns are to be reported to a handler, or with the stack.
     #[error(
         "calls that are followed return to the same place, and returns exit: they call a handler or show the stack"
@@ -114,7 +114,7 @@ impl Parts {
             _ if probe.reads_memory() => {
                 Hindrance::Memory(&probe.name, "a string or an argument on the stack")
             }
-            Purpose::Milestone(_) => Hindrance::Milestone(&probe.name),
+            Purpose::KernelEvent(_) => Hindrance::KernelEvent(&probe.name),
             _ => Hindrance::Probe(&probe.name),
         })
     }
@@ -211,7 +211,7 @@ impl Parts {
     pub(crate) fn serve(&self, served: Served<'_>, part: Part) -> Result<(), GuestError> {
         match served {
             Served::Probe(probe, ip) => {
-                let before = self.records.set_owner(part.who, probe, ip);
+                let before = self.records.set_owner(part.part_number, probe, ip);
                 if let Some(words) = part.words {
                     // The part's former probe stops counting there.
                     if let Some(before) = before {
@@ -220,7 +220,7 @@ impl Parts {
                     probe.count_in(words)?;
                 }
             }
-            Served::Returns(at) => self.records.set_returns(part.who, at),
+            Served::Returns(at) => self.records.set_returns(part.part_number, at),
         }
         Ok(())
     }

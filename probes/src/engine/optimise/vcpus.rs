@@ -22,7 +22,7 @@ use text::Paused;
 
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::optimise::vcpu_set::WORD_BITS;
-use crate::registry::Milestone;
+use crate::registry::KernelEvent;
 
 /// The kernel's mask of online CPUs, a bit each.
 const ONLINE_MASK: &str = "__cpu_online_mask";
@@ -43,7 +43,7 @@ impl Int3Handler {
         if vcpus.len() == 1 {
             return None;
         }
-        let is_watched = self.plants.is_planted(Milestone::CpuOffline);
+        let is_watched = self.plants.is_planted(KernelEvent::CpuOffline);
         vcpus.find(|vcpu| !(is_watched && self.is_online(*vcpu)))
     }
 
@@ -55,7 +55,7 @@ impl Int3Handler {
     /// Whether CPUs may go offline, possibly without reaching the kernel event probe: a compiler may inline its function.
     fn takes_cpus_offline(&self) -> bool {
         let symbols = self.running.kernel.symbols();
-        let mut functions = [Milestone::CpuOffline.function(), TAKES_OFFLINE].into_iter();
+        let mut functions = [KernelEvent::CpuOffline.function(), TAKES_OFFLINE].into_iter();
         functions.any(|function| symbols.address_of(function).is_some())
     }
 

@@ -185,7 +185,7 @@ impl Following {
                 continue;
             };
             match &purpose.action {
-                ReturnAction::Trace => self.reporter.tell_return_at(
+                ReturnAction::Trace => self.reporter.emit_return_at(
                     ts_ns,
                     &call,
                     vcpu,

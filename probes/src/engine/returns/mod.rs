@@ -125,7 +125,7 @@ impl Returns {
             }
             match &purpose.action {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
-                ReturnAction::Trace => self.records.tell_return(hit, &call)?,
+                ReturnAction::Trace => self.records.emit_return(hit, &call)?,
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => {
                     let mut arguments = HitArguments::new(&call.probe, &self.reporter);

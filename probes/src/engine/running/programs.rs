@@ -55,7 +55,7 @@ impl Seen<'_, '_, '_> {
 
 impl Running {
     /// Whether the filter of `probe` accepts the execution at `hit`.
-    pub(crate) fn lets_by(
+    pub(crate) fn accepts_hit(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
@@ -65,16 +65,16 @@ impl Running {
             return true;
         };
         let vcpu = hit.vcpu();
-        let lets_by = filtered.filter.holds(&mut Seen {
+        let accepts_hit = filtered.filter.holds(&mut Seen {
             running: self,
             hit,
             arguments,
         });
-        filtered.decided(vcpu, lets_by);
-        if !lets_by {
+        filtered.decided(vcpu, accepts_hit);
+        if !accepts_hit {
             probe.counters.count_exit();
         }
-        lets_by
+        accepts_hit
     }
 
     /// Adds a value of the vCPU at `hit`.

@@ -16,7 +16,7 @@ use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
 
-/// A vCPU reaches a milestone.
+/// A vCPU executes the function of a kernel event.
 fn reach(rig: &Rig, at: Gva) {
     let mut vcpu = vcpu(at);
     assert_eq!(
@@ -148,7 +148,7 @@ fn debug_registers_that_do_not_work_are_not_used() {
 }
 
 #[test]
-fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
+fn site_patched_at_boot_is_armed_after_the_patching() {
     let mut kernel = SyntheticKernel::new();
     let rest_init = kernel.function("rest_init", &PLAIN);
     let patched = kernel.function("patched", &JUMP);
@@ -234,7 +234,7 @@ fn plants_in_init_text_go_before_it_is_freed() {
             .iter()
             .all(|(_, end)| *end <= gpa(goes))
     );
-    assert_eq!(rig.hits().len(), 1, "milestones are not told");
+    assert_eq!(rig.hits().len(), 1, "kernel event probes emit no events");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_panic_is_noted_with_its_message() {
 }
 
 #[test]
-fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
+fn panic_stack_is_found_by_its_calls() {
     let mut kernel = SyntheticKernel::new();
     let panic = kernel.function("panic", &PLAIN);
     // `nop; call …; ret`
@@ -434,7 +434,7 @@ fn an_address_that_was_looked_up_before_the_kernel_moved_is_looked_up_again() {
 }
 
 #[test]
-fn an_error_while_the_guest_runs_refuses_what_is_pending() {
+fn error_while_the_guest_runs_refuses_the_pending_probe() {
     let mut kernel = SyntheticKernel::new();
     let rest_init = kernel.function("rest_init", &PLAIN);
     kernel.function("plain", &PLAIN);
@@ -457,7 +457,7 @@ fn an_error_while_the_guest_runs_refuses_what_is_pending() {
         .expect("the guest runs on");
     assert_eq!(rig.states(), [ProbeState::Armed, ProbeState::Refused]);
     assert_eq!(rig.seen(patched), JUMP[0]);
-    // But for the stack, where the milestone's own instruction has pushed.
+    // But for the stack, where the kernel event probe's own instruction has pushed.
     let stack = usize::try_from(super::STACK).expect("small");
     assert!(rig.memory.bytes()[stack..] == before[stack..]);
     let reason = rig.probe(1).reason.expect("a reason");

@@ -62,7 +62,7 @@ fn spec(place: usize) -> ProbeSpec {
 
 proptest! {
     #[test]
-    fn what_is_planted_does_not_depend_on_how_it_came_about(ops in prop::collection::vec(op(), 1..40)) {
+    fn plants_do_not_depend_on_the_order_of_changes(ops in prop::collection::vec(op(), 1..40)) {
         let (kernel, plain) = kernel();
         let rig = Rig::new(&kernel, &[]);
         let unprobed = rig.memory.bytes();

@@ -147,7 +147,7 @@ impl Handler for Handles {
 }
 
 #[test]
-fn what_a_copy_would_not_do_is_stepped() {
+fn instruction_that_a_copy_executes_differently_is_stepped() {
     type Change = fn(&mut FakeVcpu, &Rig);
     let changes: [(&str, Change); 4] = [
         ("the guest's own step", |vcpu, _| vcpu.regs.rflags |= 1 << 8),
@@ -180,7 +180,7 @@ fn what_a_copy_would_not_do_is_stepped() {
 
 /// As with CR0.WP off.
 #[test]
-fn what_the_processor_notes_in_the_entries_does_not_matter() {
+fn accessed_and_dirty_bits_of_the_entries_do_not_matter() {
     let (rig, at) = rig(&RDTSC);
     let mut vcpu = vcpu(at);
     hit(&rig, &mut vcpu, at);
@@ -260,7 +260,7 @@ fn a_rewritten_instruction_has_a_copy_of_its_own() {
 }
 
 #[test]
-fn guest_writes_to_copies_are_dropped_and_told_of_now_and_then() {
+fn guest_writes_to_copies_are_dropped_with_few_notes() {
     let (rig, at) = rig(&RDTSC);
     assert!(!rig.engine.writes.is_detour_write(Gpa(DETOUR_GPA)));
     hit(&rig, &mut vcpu(at), at);
@@ -322,7 +322,7 @@ fn probe_that_comes_back_finds_its_copy() {
 
 /// Each request fails in turn: the instruction is stepped, and the guest's page tables are its own.
 #[test]
-fn what_fails_leaves_nothing_behind() {
+fn failed_request_leaves_page_tables_unchanged() {
     for n in 1.. {
         let (rig, at) = rig(&RDTSC);
         let mut vcpu = vcpu(at);

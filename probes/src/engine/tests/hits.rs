@@ -12,7 +12,7 @@ use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
 
 #[test]
-fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {
+fn hit_is_counted_and_emitted_with_the_registers_before_the_instruction() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:plain"]);
     assert_eq!(rig.seen(at), PlantByte::Port.value());
@@ -55,7 +55,7 @@ fn where_rip_is_does_not_matter() {
 }
 
 #[test]
-fn everybody_who_asked_for_a_place_is_told_in_order() {
+fn probes_at_one_site_emit_hits_in_order() {
     let (kernel, at) = one("plain", &PLAIN);
     let address = format!("kprobe:{at}");
     let rig = Rig::new(&kernel, &["kprobe:plain", &address, "kprobe:plain+0x1"]);
@@ -93,7 +93,7 @@ fn a_hit_behind_an_ftrace_call_is_about_the_call() {
 }
 
 #[test]
-fn what_is_not_planted_is_not_ours() {
+fn address_without_a_plant_is_not_ours() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:plain"]);
     let unmapped = Gva(at.0 + 0x4000_0000);
@@ -270,7 +270,7 @@ fn built_in_breakpoint_under_an_int3_plant_is_injected() {
 
 /// Another thread has disarmed the probe while the vCPU waited for its turn.
 #[test]
-fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
+fn vcpu_resumes_if_its_plant_has_gone_meanwhile() {
     let (kernel, at) = one("reads_time", &RDTSC);
     let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
     let mut vcpu = vcpu(at.wrapping_add(1));
@@ -293,7 +293,7 @@ fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
 
 /// A hit that has been counted and waits for its turn, while plants go, and come back before the vCPU has run on.
 #[test]
-fn a_plant_that_comes_back_counts_nobody_twice() {
+fn plant_that_comes_back_counts_no_hit_twice() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &[]);
     rig.engine.set_optimising(&rig.paused, true).expect("set");
@@ -320,7 +320,7 @@ fn a_plant_that_comes_back_counts_nobody_twice() {
 
 /// Whichever request about the vCPU fails, the hit fails, and registers are as they were.
 #[test]
-fn errors_of_the_vcpu_are_told() {
+fn vcpu_errors_fail_the_hit() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:plain"]);
     let mut failures = 0;

@@ -235,7 +235,7 @@ fn load_faults(faults: Faults) -> (FakeVcpu, vmm::kvm_regs, Arc<Faults>, Gva) {
 }
 
 #[test]
-fn a_fault_is_told_and_goes_to_the_guest_as_it_came() {
+fn fault_reaches_the_handler_and_the_guest_unchanged() {
     let (vcpu, delivered, faults, at) = load_faults(Faults::default());
     let told = faults.told.lock().expect("lock");
     let (fault, regs) = told[0];
@@ -374,7 +374,7 @@ fn an_instruction_made_to_fault_shows_itself_to_the_handler() {
 }
 
 #[test]
-fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
+fn without_a_debug_register_the_guest_is_unharmed_and_the_miss_is_noted() {
     let mut kernel = SyntheticKernel::new();
     let places: Vec<Gva> = (0..6)
         .map(|i| kernel.function(&format!("warns{i}"), &UD2))

@@ -105,7 +105,7 @@ impl Guest {
 }
 
 #[test]
-fn the_vcpu_is_not_asked_when_the_kernels_own_tables_are_known() {
+fn known_kernel_tables_translate_without_the_vcpu() {
     let guest = Guest::new();
     guest.booted();
     let vcpu = guest.push(NOTHING, KERNEL + STACK);
@@ -115,14 +115,14 @@ fn the_vcpu_is_not_asked_when_the_kernels_own_tables_are_known() {
 }
 
 #[test]
-fn it_is_asked_before_the_kernel_has_booted() {
+fn vcpu_translates_before_the_kernel_has_booted() {
     let guest = Guest::new();
     guest.push(PROCESS, KERNEL + STACK);
     assert_eq!(guest.pushed(), (0, PUSHED));
 }
 
 #[test]
-fn it_is_asked_for_the_half_of_programs() {
+fn vcpu_translates_addresses_of_programs() {
     let guest = Guest::new();
     guest.booted();
     let vcpu = guest.push(NOTHING, STACK);
@@ -131,7 +131,7 @@ fn it_is_asked_for_the_half_of_programs() {
 }
 
 #[test]
-fn it_is_asked_in_code_that_may_run_on_the_tables_of_a_program() {
+fn vcpu_translates_in_code_that_may_run_on_program_tables() {
     let guest = Guest::with(|kernel, probed| {
         kernel.symbol("__entry_text_start", probed);
         kernel.symbol("__entry_text_end", probed.wrapping_add(1));
@@ -142,7 +142,7 @@ fn it_is_asked_in_code_that_may_run_on_the_tables_of_a_program() {
 }
 
 #[test]
-fn it_is_asked_where_the_kernel_runs_by_another_mapping() {
+fn vcpu_translates_if_the_kernel_runs_by_another_mapping() {
     let guest = Guest::new();
     guest.booted();
     guest.push_at(Gva(gpa(guest.probed)), PROCESS, KERNEL + STACK);
@@ -150,7 +150,7 @@ fn it_is_asked_where_the_kernel_runs_by_another_mapping() {
 }
 
 #[test]
-fn it_is_asked_for_what_the_kernel_has_not_for_itself_alone() {
+fn vcpu_translates_pages_that_are_not_of_the_kernel_alone() {
     for (entry, value) in [
         (LOWER_DIRECTORY, LARGE_PAGE | USER),
         // Not accessed, not dirty, read-only, not there.

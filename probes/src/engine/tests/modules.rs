@@ -15,7 +15,7 @@ use crate::engine::modules::is_expected;
 use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::resolve::{Place, ResolveProblem, Via, When, in_module};
+use crate::resolve::{Place, PlantTime, ResolveProblem, Via, in_module};
 
 const MODULE: Gva = Gva(0x7000);
 const IN_MODULE: ProbeId = ProbeId(99);
@@ -159,7 +159,7 @@ fn probe_in_a_module_that_goes_keeps_no_types() {
             at: Gva(DATA),
             len: 1,
         },
-        when: When::TextPresent,
+        when: PlantTime::TextPresent,
         init: false,
         module: Some(MODULE),
         arguments: ArgumentSource::default(),

@@ -135,7 +135,7 @@ fn a_string_goes_to_the_pages_that_it_is_mapped_to() {
 /// What depends on more than is modelled is left to the hardware: addresses that are not canonical raise another
 /// exception, and pages of ring 3 may be out of bounds.
 #[test]
-fn what_is_not_modelled_is_executed_in_place() {
+fn unmodelled_instruction_is_executed_in_place() {
     let (vcpu, outcome, _) = hit(&LOAD, |vcpu| vcpu.regs.rdi = 1 << 63);
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
     let (vcpu, outcome, _) = hit(&RDTSC, |_| ());
@@ -171,7 +171,7 @@ fn port_accesses_reach_the_devices() {
 
 /// Setting accessed and dirty bits, protection keys, SMAP.
 #[test]
-fn what_hardware_does_with_page_tables_is_left_to_it() {
+fn access_that_updates_or_checks_page_tables_is_left_to_the_hardware() {
     const USER: u64 = 4;
     const ALIGNMENT_CHECK: u64 = 1 << 18;
     let passes = |code: &[u8], page: u64, change: &dyn Fn(&mut FakeVcpu)| {

@@ -85,7 +85,7 @@ fn call(rig: &Rig, at: Gva, arg0: u64, arg2: u64) -> FakeVcpu {
 }
 
 #[test]
-fn what_a_filter_turns_away_is_no_hit_and_goes_on() {
+fn rejected_execution_is_no_hit_and_is_stepped_over() {
     let filter = Some("arg0 == 5 && (int64)arg2 < 0");
     let (rig, at) = rig(
         &PLAIN,
@@ -108,7 +108,7 @@ fn what_a_filter_turns_away_is_no_hit_and_goes_on() {
 }
 
 #[test]
-fn values_are_added_up_and_nothing_is_told() {
+fn aggregates_add_values_and_emit_no_events() {
     let (rig, at) = rig(
         &PLAIN,
         &[
@@ -215,7 +215,7 @@ fn the_task_is_the_one_that_the_processor_runs() {
 }
 
 #[test]
-fn a_kernel_that_does_not_say_has_no_task_and_counts_as_we_do() {
+fn kernel_without_the_symbols_has_no_task_and_the_vmm_s_cpu_numbers() {
     let (rig, at) = rig(
         &PLAIN,
         &[
@@ -242,7 +242,7 @@ impl Handler for Called {
 }
 
 #[test]
-fn a_handler_sees_neither_side_of_what_is_turned_away() {
+fn rejected_execution_calls_neither_pre_nor_post_handler() {
     for code in [&PLAIN[..], &RDTSC] {
         let called = Arc::new(Called::default());
         let action = EngineAction::Handle(Arc::clone(&called) as Arc<dyn Handler>);

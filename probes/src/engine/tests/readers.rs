@@ -127,7 +127,7 @@ const EVERYWHERE: [&str; 4] = [
 ];
 
 #[test]
-fn what_is_decoded_shows_while_it_is_decoded() {
+fn original_bytes_are_visible_while_the_kernel_decodes_them() {
     let guest = Guest::without_check(&EVERYWHERE);
     let second = guest.kernel_read.0 + 1;
     let planted = [PORT, PORT, PORT, PORT, 0x90, 0x90, 0x90, 0xc3];
@@ -198,7 +198,7 @@ fn a_reader_that_reads_no_plant_costs_one_exit() {
 }
 
 #[test]
-fn without_probes_nobody_is_stopped() {
+fn without_probes_no_reader_is_stopped() {
     let guest = Guest::new(&[]);
     assert_eq!(guest.rig.seen(guest.copy), PLAIN[0]);
     let guest = Guest::new(&["kprobe:read"]);
@@ -212,7 +212,7 @@ fn without_probes_nobody_is_stopped() {
 }
 
 #[test]
-fn a_reader_that_does_not_return_is_told_once() {
+fn reader_that_does_not_return_is_noted_once() {
     let guest = Guest::without_check(&EVERYWHERE);
     let planted = guest.shown();
     for _ in 0..2 {
@@ -250,7 +250,7 @@ fn an_error_leaves_the_plants_in_place() {
 
 /// The return address is invalid: the reader runs on, and reads the plants.
 #[test]
-fn a_reader_that_cannot_be_stopped_is_let_go() {
+fn reader_that_cannot_be_stopped_runs_on() {
     let guest = Guest::without_check(&EVERYWHERE);
     guest.rig.memory.put(STACK, &u64::MAX.to_le_bytes());
     let mut vcpu = guest.calls(guest.decode, [DATA, guest.kernel_read.0, 15]);
@@ -319,14 +319,14 @@ fn a_plant_keeps_jumps_away() {
 }
 
 #[test]
-fn a_kernel_that_does_not_say_does_not_jump() {
+fn kernel_without_kprobe_types_makes_no_jump() {
     let guest = Guest::new(&["kprobe:read+0x2"]);
     optimise(&guest, guest.caller, 5);
     assert_eq!(answer(&guest), Some(EEXIST));
 }
 
 #[test]
-fn what_is_about_to_be_jumped_over_is_given_up() {
+fn probe_under_a_coming_kernel_jump_is_refused() {
     let guest = Guest::new(&EVERYWHERE);
     guest.rig.engine.kernel().describe_kprobes(LAYOUT);
     optimise(&guest, guest.kernel_read.wrapping_add(1), 5);
@@ -351,7 +351,7 @@ fn what_is_about_to_be_jumped_over_is_given_up() {
 
 /// An endless list is followed up to a limit.
 #[test]
-fn a_list_of_jumps_may_be_anything() {
+fn damaged_list_of_jumps_is_harmless() {
     let guest = Guest::new(&EVERYWHERE);
     guest.rig.engine.kernel().describe_kprobes(LAYOUT);
     for next in [DATA + LAYOUT.next, 0, u64::MAX] {
@@ -438,7 +438,7 @@ fn copy_is_made_without_a_pause() {
 }
 
 #[test]
-fn copy_that_may_fault_or_that_somebody_watches_is_left_to_the_guest() {
+fn copy_that_may_fault_or_is_probed_is_left_to_the_guest() {
     let read_only = WRITABLE_PAGE & !2;
     let not_dirty = WRITABLE_PAGE & !0x40;
     for (entry, probe) in [

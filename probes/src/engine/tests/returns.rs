@@ -74,7 +74,7 @@ fn a_call_returns_once() {
 }
 
 #[test]
-fn what_a_dying_task_calls_last_is_given_up_when_another_task_has_its_processor() {
+fn last_calls_of_a_dying_task_are_abandoned_at_the_task_switch() {
     let (guest, at) = Guest::new(
         &["probed", "do_task_dead", "put_task_struct_rcu_user"],
         &["kretprobe:probed"],

@@ -9,7 +9,7 @@ use introspect::{Btf, Signature};
 use super::{DATA, PLAIN, Rig, one, vcpu};
 
 /// Not mapped.
-const NOWHERE: u64 = 0x7fff_0000;
+const NOT_MAPPED: u64 = 0x7fff_0000;
 
 /// The types of `void f(struct named *)`, a struct with a number and a string. With `exits`, a string follows, for which each hit exits.
 fn signature(exits: bool) -> Signature {
@@ -39,7 +39,7 @@ fn hit_shows_the_members_of_a_small_struct_or_the_address_of_the_fault() {
     rig.memory.put(DATA + 8, &(DATA + 0x20).to_le_bytes());
     rig.memory.put(DATA + 0x20, b"abc\0");
     // An error in place of a pointer, and no pointer at all.
-    for argument in [DATA, NOWHERE, 0, (-2_i64).cast_unsigned()] {
+    for argument in [DATA, NOT_MAPPED, 0, (-2_i64).cast_unsigned()] {
         let mut vcpu = vcpu(at);
         vcpu.regs.rdi = argument;
         rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
@@ -54,7 +54,7 @@ fn hit_shows_the_members_of_a_small_struct_or_the_address_of_the_fault() {
     };
     let text = GuestString::Whole("abc".to_owned());
     assert_eq!(members[1].typed.string.as_ref(), Some(&text));
-    let fault = Some(GuestMembers::Fault(Hex(NOWHERE)));
+    let fault = Some(GuestMembers::Fault(Hex(NOT_MAPPED)));
     assert_eq!(shown[1..], [fault, None, None]);
     let told: Vec<String> = hits
         .iter()

@@ -18,7 +18,7 @@ const WITHOUT_DEBUG_REGISTERS: Abilities = Abilities {
 
 /// The write may cover the plant or only the instruction's tail.
 #[test]
-fn what_is_displaced_is_what_the_guest_has_written() {
+fn displaced_instruction_follows_guest_writes() {
     // mov eax, 0x11; ret
     let (kernel, at) = one("patched", &[0xb8, 0x11, 0, 0, 0, 0xc3]);
     let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
@@ -189,7 +189,7 @@ fn without_any_debug_register_to_be_had_executions_are_missed() {
 }
 
 #[test]
-fn disarming_ends_what_stands_in() {
+fn disarming_ends_the_breakpoint_fallback() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:patched"]);
     rig.engine

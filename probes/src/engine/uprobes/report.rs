@@ -82,7 +82,7 @@ impl Uprobes {
             let regs = executed.regs;
             let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
             let mut arguments = HitArguments::new(probe, &self.reporter);
-            if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+            if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_recorded();

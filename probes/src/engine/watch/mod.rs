@@ -200,7 +200,7 @@ impl Watches {
         let probe = &write.watch.probe;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
         let mut arguments = HitArguments::new(probe, &self.reporter);
-        if !self.running.lets_by(&mut hit, probe, &mut arguments) {
+        if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
             return Ok(());
         }
         probe.counters.count_hit();
@@ -215,7 +215,7 @@ impl Watches {
                 };
                 let write = (writer.symbol, write);
                 self.records
-                    .tell_write(&mut hit, probe, writer.ip, write, arguments)
+                    .emit_write(&mut hit, probe, writer.ip, write, arguments)
             }
             Purpose::Aggregate(aggregated) => {
                 self.running.add_value(&mut hit, &mut arguments, aggregated);

@@ -28,7 +28,7 @@ use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{Running, is_undefined};
 use crate::plant_table::{DebugUse, Plant};
-use crate::registry::{Milestone, Missed};
+use crate::registry::{KernelEvent, Missed};
 
 /// Withdraws plants while the guest may read them. The other vCPUs are paused.
 #[derive(Debug)]
@@ -90,7 +90,11 @@ impl StandIns {
     }
 
     /// Withdraws a plant: the guest is about to execute the instruction, and then to read the bytes.
-    pub(crate) fn let_be_read(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
+    pub(crate) fn withdraw_for_read(
+        &self,
+        paused: &dyn Paused,
+        plant: &Plant,
+    ) -> Result<(), GuestError> {
         if self.running.abilities.debug_execute {
             self.stand_in(paused, plant.spot.gpa, 1)?;
         }
@@ -102,7 +106,7 @@ impl StandIns {
 
     /// Withdraws a plant without a debug register.
     fn withdraw_unwatched(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
-        if plant.has_milestone(Milestone::BootPatched) {
+        if plant.has_kernel_event(KernelEvent::BootPatched) {
             // Nothing else would end early detours, whose `int3`s must go before a second CPU starts.
             self.optimiser.end_early_detours(paused)?;
         }

@@ -115,7 +115,7 @@ impl Ledger {
     }
 
     /// The counters that have changed, with the functions and the largest differences.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn changes_in_words(&self) -> String {
         let counted = self.entries.iter().filter(|entry| entry.made > 0);
         let told: Vec<String> = counted
             .map(|entry| {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_third_lost_hit_is_seen_and_a_third_that_is_told_twice() {
+    fn third_lost_or_doubled_hit_is_detected() {
         let with = |hits| is_near(1_000_000, hits, 2);
         assert!(with(999_998) && with(1_000_002));
         assert!(!with(999_997) && !with(1_000_003));

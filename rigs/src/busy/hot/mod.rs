@@ -25,7 +25,7 @@ use errors::chain;
 use functions::{Function, PARTS};
 use ledger::Ledger;
 use stays::{GETPID, Stays};
-use turns::{Did, Hot, Turns};
+use turns::{ChangeCounts, Hot, Turns};
 
 /// The extent of the stress.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ const MARGIN: Duration = Duration::from_secs(900);
 /// The result of the turns.
 #[derive(Debug)]
 struct Driven {
-    did: Did,
+    changes: ChangeCounts,
     candidates: usize,
     /// The number of hot probes in each part of the kernel, and of their hits.
     parts: Vec<(usize, u64)>,
@@ -93,11 +93,13 @@ pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
-    Ok(told(heat, &ran, &driven, stays.len()))
+    Ok(success_message(heat, &ran, &driven, stays.len()))
 }
 
-fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
-    let Driven { did, ledger, .. } = driven;
+fn success_message(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
+    let Driven {
+        changes, ledger, ..
+    } = driven;
     let hot: usize = driven.parts.iter().map(|(probes, _)| probes).sum();
     let hits: u64 = driven.parts.iter().map(|(_, hits)| hits).sum();
     let parts: Vec<String> = PARTS
@@ -116,13 +118,13 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
         driven.candidates,
         parts.join(", "),
         driven.unexited,
-        did.turns,
-        did.switched,
+        changes.turns,
+        changes.switched,
         driven.late,
-        did.removed,
-        did.beside,
-        did.knob_turned,
-        did.rearmed,
+        changes.removed,
+        changes.beside,
+        changes.knob_turned,
+        changes.rearmed,
         driven.longest,
         driven.stayed,
         driven.optimised,
@@ -133,7 +135,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
         calls.children,
         counting,
         ledger.looks,
-        ledger.told(),
+        ledger.changes_in_words(),
         driven.patched_by_guest,
         ran.slow,
     )
@@ -163,7 +165,7 @@ fn drive(
     let began = Instant::now();
     let limit = Duration::from_secs(heat.seconds);
     let mut longest = Duration::ZERO;
-    while began.elapsed() < limit && turns.did.turns < heat.turns && !live.has_ended() {
+    while began.elapsed() < limit && turns.changes.turns < heat.turns && !live.has_ended() {
         let pausing = Instant::now();
         turns.turn(|paused| ledger.check(live, paused))?;
         let paused = pausing.elapsed();
@@ -188,7 +190,7 @@ fn drive(
     Ok(Driven {
         patched_by_guest: text.patched(&before, &after)?,
         late: turns.disabled.late,
-        did: turns.did,
+        changes: turns.changes,
         candidates,
         parts,
         unexited,
@@ -205,7 +207,7 @@ const PREEMPTING: [&str; 2] = ["SMP PREEMPT_RT", "SMP PREEMPT "];
 /// Checks that the kernel is not preemptible, as [`disabled`] requires: the kernel has to obey `preempt=voluntary`.
 fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
     let is_preempting = PREEMPTING.iter().any(|built| contains(vmlinux, built));
-    if is_preempting || live.has_said("Dynamic Preempt: unsupported mode") {
+    if is_preempting || live.has_printed("Dynamic Preempt: unsupported mode") {
         return Err(
             "this kernel preempts itself whatever its command line says: the hits of disabled probes have no bound"
                 .to_owned(),

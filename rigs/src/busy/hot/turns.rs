@@ -60,7 +60,7 @@ impl Hot {
 
 /// The number of changes of each kind.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Did {
+pub(super) struct ChangeCounts {
     pub(super) turns: usize,
     pub(super) switched: usize,
     pub(super) removed: usize,
@@ -80,7 +80,7 @@ pub(super) struct Turns<'a> {
     pub(super) disabled: DisabledProbes,
     is_optimising: bool,
     pub(super) random: Random,
-    pub(super) did: Did,
+    pub(super) changes: ChangeCounts,
     live: &'a Live<'a>,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Turns<'a> {
             disabled: DisabledProbes::default(),
             is_optimising: true,
             random: Random::new(seed),
-            did: Did::default(),
+            changes: ChangeCounts::default(),
             live,
         }
     }
@@ -105,23 +105,23 @@ impl<'a> Turns<'a> {
     ) -> Result<(), String> {
         let which = self.random.below(12);
         let beside = match which {
-            6..9 if self.beside.len() < BESIDE => Some(self.somewhere()?),
+            6..9 if self.beside.len() < BESIDE => Some(self.random_neighbour()?),
             _ => None,
         };
         let paused = self.live.control.pause_all();
         self.begin_pause(&paused)?;
         self.knob(&paused)?;
         // Even a run of few turns removes and restores all plants once.
-        if self.random.below(ALL_GO) == 0 || self.did.rearmed == 0 {
+        if self.random.below(ALL_GO) == 0 || self.changes.rearmed == 0 {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
-            self.did.rearmed += 1;
+            self.changes.rearmed += 1;
         }
         match (which, beside) {
             (_, Some(new)) => {
                 let ids = self.live.engine.register(&paused, &[new]).map_err(chain)?;
                 self.beside.extend(ids);
-                self.did.beside += 1;
+                self.changes.beside += 1;
             }
             (0..3, _) => {
                 let at = self.random.below(self.hot.len());
@@ -136,7 +136,7 @@ impl<'a> Turns<'a> {
             (6..10, _) => self.remove_beside(&paused)?,
             _ => self.remove_or_add(&paused)?,
         }
-        self.did.turns += 1;
+        self.changes.turns += 1;
         check(&paused)
     }
 
@@ -156,7 +156,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Another probe for a function with an optimised probe: a return probe, or a second counting probe.
-    fn somewhere(&mut self) -> Result<ProbeConfig, String> {
+    fn random_neighbour(&mut self) -> Result<ProbeConfig, String> {
         let of_exact = self.random.below(2) == 0;
         let spec = if of_exact {
             &self.exact[self.random.below(self.exact.len())]
@@ -183,7 +183,7 @@ impl<'a> Turns<'a> {
             .set_optimising(paused, wanted)
             .map_err(chain)?;
         self.is_optimising = wanted;
-        self.did.knob_turned += 1;
+        self.changes.knob_turned += 1;
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl<'a> Turns<'a> {
                 continue;
             };
             engine.set_enabled(paused, id, enabled).map_err(chain)?;
-            self.did.switched += 1;
+            self.changes.switched += 1;
             match enabled {
                 true => self.disabled.forget(id),
                 false => self
@@ -256,7 +256,7 @@ impl<'a> Turns<'a> {
             hot.gather(&last)?;
             self.disabled.forget(id);
             self.live.engine.unregister(paused, &[id]).map_err(chain)?;
-            self.did.removed += 1;
+            self.changes.removed += 1;
         }
         Ok(())
     }

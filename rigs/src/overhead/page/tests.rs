@@ -23,7 +23,7 @@ fn cells<'a>(page: &'a str, title: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn what_a_call_takes_without_the_probe_is_taken_off() {
+fn time_of_a_call_without_the_probe_is_subtracted() {
     let text = [
         line("entry", &[400, 500, 9000], 0, 0),
         line("floor", &[10_500, 10_400, 99_000], 0, 0),
@@ -52,7 +52,7 @@ fn what_a_call_takes_without_the_probe_is_taken_off() {
 }
 
 #[test]
-fn what_was_to_be_reached_is_compared() {
+fn targets_are_compared() {
     let boot = |kind, ran_ns| {
         let boot = Line::Boot(Boot {
             backend: Backend::Local,

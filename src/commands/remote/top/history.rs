@@ -134,7 +134,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn so_many_rates_are_kept_and_no_more() {
+    fn number_of_kept_rates_is_bounded() {
         let mut history = History::default();
         for n in 0..100 {
             history.add(machine(n * 1_000_000_000), vec![probe(1, n * n)]);

@@ -42,9 +42,9 @@ fn show(
         loop {
             terminal.draw(|frame| view::draw(frame, &history))?;
             match wait(next)? {
-                Wish::Look => break,
-                Wish::Draw => (),
-                Wish::Leave => return Ok(()),
+                NextAction::Look => break,
+                NextAction::Draw => (),
+                NextAction::Leave => return Ok(()),
             }
         }
         match look(client, &mut history) {
@@ -64,7 +64,7 @@ fn look(client: &mut Client, history: &mut History) -> Result<(), ClientError> {
 
 /// The next action of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum NextAction {
     /// Read the state again.
     Look,
     /// The screen has another size.
@@ -74,15 +74,15 @@ enum Wish {
 }
 
 /// Waits until `next`, or for the user.
-fn wait(next: Instant) -> io::Result<Wish> {
+fn wait(next: Instant) -> io::Result<NextAction> {
     while event::poll(next.saturating_duration_since(Instant::now()))? {
         match event::read()? {
-            Event::Key(key) if leaves(key) => return Ok(Wish::Leave),
-            Event::Resize(..) => return Ok(Wish::Draw),
+            Event::Key(key) if leaves(key) => return Ok(NextAction::Leave),
+            Event::Resize(..) => return Ok(NextAction::Draw),
             _ => (),
         }
     }
-    Ok(Wish::Look)
+    Ok(NextAction::Look)
 }
 
 /// In the terminal's raw mode, Ctrl-C is a key like any other.

@@ -38,7 +38,7 @@ fn bytes_behind_the_header_are_not_fields() {
 }
 
 #[test]
-fn what_is_not_a_bzimage_is_told_from_what_is_broken() {
+fn missing_and_broken_bzimage_headers_are_distinct_errors() {
     let image = bzimage(b"payload");
     assert_eq!(SetupHeader::parse(&[]), Err(HeaderError::Missing));
     assert_eq!(SetupHeader::parse(&[0; 0x1000]), Err(HeaderError::Missing));

@@ -51,7 +51,7 @@ fn other_files_are_described() {
 }
 
 #[test]
-fn a_truncated_bzimage_is_not_taken_for_something_else() {
+fn truncated_bzimage_is_reported_as_truncated() {
     let error = KernelFile::from_bytes("vmlinuz", packed_elf()[..0x300].to_vec()).unwrap_err();
     assert!(matches!(error, KernelError::Header { .. }), "{error}");
     assert!(error.source().unwrap().to_string().contains("truncated"));

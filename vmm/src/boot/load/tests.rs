@@ -55,7 +55,7 @@ fn an_entry_point_outside_is_refused() {
 }
 
 #[test]
-fn too_small_a_memory_is_told_how_much_is_needed() {
+fn too_small_memory_is_refused_with_the_needed_size() {
     let memory = memory(2);
     let error = load_elf(&memory, &text_and_data(MIB)).unwrap_err();
     assert!(error.to_string().contains("at least 3 MiB"), "{error}");

@@ -37,7 +37,7 @@ fn u32_at(memory: &GuestMemoryMmap, offset: u64) -> u32 {
 }
 
 #[test]
-fn the_zero_page_says_where_everything_is() {
+fn zero_page_has_the_addresses_of_all_parts() {
     let memory = memory(64 * MIB);
     let kernel = kernel(16 * MIB);
     let initrd = vec![7; 5000];
@@ -69,7 +69,7 @@ fn the_zero_page_says_where_everything_is() {
 }
 
 #[test]
-fn the_memory_map_lists_what_may_be_used() {
+fn memory_map_lists_usable_and_reserved_ranges() {
     let memory = memory(64 * MIB);
     let kernel = kernel(16 * MIB);
     write_boot_params(&memory, &params(&kernel, "", 64 * MIB)).unwrap();
@@ -110,7 +110,7 @@ fn an_initrd_stays_below_the_kernels_limit() {
 }
 
 #[test]
-fn an_initrd_that_does_not_fit_says_what_would() {
+fn initrd_that_does_not_fit_is_refused_with_the_needed_size() {
     let kernel = kernel(16 * MIB);
     let error = place_initrd(&params(&kernel, "", 20 * MIB), 5 << 20).unwrap_err();
     assert!(error.to_string().contains("at least 22 MiB"), "{error}");

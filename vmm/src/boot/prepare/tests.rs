@@ -23,7 +23,7 @@ fn request<'a>(kernel: &'a KernelFile, method: BootMethod) -> BootRequest<'a> {
 }
 
 #[test]
-fn everything_is_in_its_place() {
+fn boot_data_is_at_its_addresses() {
     let segment = Segment {
         paddr: 0x20_0000,
         vaddr: 0,

@@ -37,7 +37,7 @@ fn ports() -> (PortBus, Arc<Echo>) {
 }
 
 #[test]
-fn nobody_answers_with_ones() {
+fn port_without_a_device_reads_ones() {
     let (bus, device) = ports();
     let mut data = [0; 4];
     bus.read(0x20, 4, &mut data);

@@ -70,7 +70,7 @@ impl Machine {
 }
 
 #[test]
-fn says_what_it_is() {
+fn id_and_version_registers_are_constant() {
     let machine = Machine::new();
     assert_eq!(machine.read(VERSION), 0x0017_0020);
     machine.write(ID, 0xffff_ffff);

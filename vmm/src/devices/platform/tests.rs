@@ -31,7 +31,7 @@ fn rig(debug_exit: bool) -> Rig {
 }
 
 #[test]
-fn every_way_to_end_is_told() {
+fn every_way_to_end_requests_its_shutdown() {
     let rig = rig(true);
     let writes = [
         (ACPI_SLEEP_CONTROL_PORT, 0x34),

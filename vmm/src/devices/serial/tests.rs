@@ -87,7 +87,7 @@ fn a_full_fifo_takes_no_more() {
 }
 
 #[test]
-fn the_end_of_loopback_is_told() {
+fn end_of_loopback_signals_room() {
     let (serial, _) = serial(io::sink());
     PortDevice::write(&serial, MODEM_CONTROL_OFFSET, LOOPBACK);
     assert!(serial.room_event().read().is_ok());

@@ -154,7 +154,7 @@ fn early_region_survives_the_clearing_of_the_entries_around_the_image() {
 }
 
 #[test]
-fn rest_init_ends_what_may_only_be_early_and_counts_stay_exact() {
+fn rest_init_ends_early_only_detours_and_counts_stay_exact() {
     let guest = Starting::optimised();
     guest.boots();
     assert_eq!(guest.shows(), [0xe9, 0xcc, PLANT]);
@@ -295,7 +295,7 @@ fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
         .engine
         .paused_hits
         .stand_ins
-        .let_be_read(&guest.rig.paused, plant);
+        .withdraw_for_read(&guest.rig.paused, plant);
     withdrawn.expect("withdrawn");
     assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
     guest.call_each();

@@ -54,7 +54,7 @@ fn rig_entry(entry: u64) -> u64 {
 
 /// The thread that writes the next jump detects the change, too.
 #[test]
-fn it_is_seen_when_the_next_jump_comes() {
+fn changed_entry_is_detected_at_the_next_jump() {
     let (rig, at) = two_jumps();
     rig.engine.set_optimising(&rig.paused, false).expect("set");
     rig.memory.put(DATA_ENTRY, &[0; 8]);
@@ -89,7 +89,7 @@ fn assert_all_exit(rig: &Rig, at: [Gva; 2]) {
 
 /// A vCPU is in a detour when the guest changes the entry of the counters, but the processor still has the old translation.
 #[test]
-fn who_is_in_a_lost_detour_is_counted() {
+fn vcpu_in_a_lost_detour_is_counted() {
     let (rig, at) = two_jumps();
     let mut vcpu = rig.calling(at[0], 4, STACK - 0x100);
     rig.run(&mut vcpu, 2);
@@ -102,7 +102,7 @@ fn who_is_in_a_lost_detour_is_counted() {
 }
 
 #[test]
-fn what_the_processor_notes_is_no_change() {
+fn accessed_and_dirty_bits_are_no_change() {
     let (rig, at) = two_jumps();
     for entry in [CODE_ENTRY, DATA_ENTRY, RING_ENTRY] {
         let value = rig.word(entry);

@@ -390,7 +390,7 @@ fn an_int3_under_an_nmi_counts_as_missed() {
 
 /// The address behind one `int3` is the address of the next: a vCPU that has executed the first returns to the first.
 #[test]
-fn neighbours_are_told_apart() {
+fn neighbouring_int3s_are_distinguished() {
     let mut returned = false;
     for steps in 0.. {
         let mut kernel = SyntheticKernel::new();
@@ -421,7 +421,7 @@ fn neighbours_are_told_apart() {
 }
 
 #[test]
-fn a_jump_and_what_is_relative_may_be_behind_an_int3() {
+fn jump_and_relative_instruction_may_be_behind_an_int3() {
     // je over the next; mov eax, [rip + 4]; ret; and a word of data
     let code = [
         0x74, 6, 0x8b, 0x05, 1, 0, 0, 0, 0xc3, 0x90, 0x90, 0x90, 0x90,
@@ -447,7 +447,7 @@ fn a_jump_and_what_is_relative_may_be_behind_an_int3() {
 }
 
 #[test]
-fn why_no_int3_stands_there_is_told() {
+fn reason_for_a_missing_int3_is_reported() {
     let none = "`push rbp` has fewer than the 5 bytes of a jump; ";
     let why = |guest: &Guest| guest.rig.probe(0).unoptimised.unwrap_or_default();
     let guest = Guest::with(&[count("probed")]);
@@ -474,7 +474,7 @@ fn why_no_int3_stands_there_is_told() {
 
 /// The handler is not redirected while a vCPU is between the two displaced instructions.
 #[test]
-fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
+fn handler_is_not_redirected_with_a_vcpu_between_displaced_instructions() {
     for in_nmi in [false, true] {
         let guest = Guest::with(&[count("probed")]);
         let rig = &guest.rig;

@@ -1,6 +1,6 @@
 //! The conditions under which jumps come and go.
 
-use super::sharing::{Looks, followed, handled};
+use super::sharing::{CountingHandler, followed, handled};
 use super::*;
 
 #[test]
@@ -126,7 +126,7 @@ fn a_guest_write_makes_the_jump_go_and_the_next_hit_brings_it_back() {
 }
 
 #[test]
-fn whatever_needs_an_exit_makes_the_jump_go() {
+fn change_that_needs_an_exit_removes_the_jump() {
     type Change = fn(&Rig);
     let changes: [(&str, Change, Change); 5] = [
         (
@@ -145,7 +145,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
             |rig| {
                 let follows = followed(
                     "probed",
-                    EngineAction::HandleReturn(Arc::new(Looks::default())),
+                    EngineAction::HandleReturn(Arc::new(CountingHandler::default())),
                 );
                 rig.engine.register(&rig.paused, &[follows]).expect("done");
             },
@@ -212,7 +212,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
 }
 
 #[test]
-fn what_cannot_be_jumped_over_says_why() {
+fn unoptimisable_site_has_a_reason() {
     for (code, why) in [
         (
             &PLAIN[..],
@@ -258,7 +258,7 @@ fn what_cannot_be_jumped_over_says_why() {
 }
 
 #[test]
-fn who_is_in_a_detour_when_the_jump_goes_is_counted() {
+fn vcpu_in_a_detour_when_the_jump_goes_is_counted() {
     let (kernel, at) = one_roomy();
     for steps in 0..7 {
         let rig = Rig::counting(&kernel, &["probed"]);
@@ -291,7 +291,7 @@ fn jump_that_was_switched_a_thousand_times_still_comes() {
 }
 
 #[test]
-fn place_that_is_rewritten_again_and_again_keeps_its_plant_and_says_so() {
+fn site_rewritten_again_and_again_keeps_its_plant_with_the_reason() {
     let (kernel, at) = one_roomy();
     let rig = Rig::counting(&kernel, &["probed"]);
     for number in 0..10_000_u32 {

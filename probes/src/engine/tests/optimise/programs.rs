@@ -29,7 +29,7 @@ fn with(new: ProbeConfig<EngineAction>) -> (Rig, Gva) {
 }
 
 #[test]
-fn what_a_filter_turns_away_is_no_hit() {
+fn rejected_execution_is_no_hit() {
     for action in [Action::Count, Action::Trace] {
         let (rig, at) = with(filtered(action, "arg0 < 10 && cpu == 3"));
         for n in 0..20 {
@@ -97,7 +97,7 @@ impl Handler for Seen {
 }
 
 #[test]
-fn a_handler_is_called_for_what_the_filter_lets_by_and_nothing_else_leaves_the_guest() {
+fn only_accepted_executions_exit_and_call_the_handler() {
     let seen = Arc::new(Seen::default());
     let (rig, at) = with(filtered(
         EngineAction::Handle(Arc::clone(&seen) as _),
@@ -125,7 +125,7 @@ impl Handler for Skips {
 }
 
 #[test]
-fn a_handler_says_where_the_guest_goes_on() {
+fn handler_sets_the_address_to_resume_at() {
     let (rig, at) = with(filtered(EngineAction::Handle(Arc::new(Skips)), "arg0 == 4"));
     assert_eq!(
         (rig.call(at, 3), rig.call(at, 4), rig.call(at, 5)),

@@ -6,7 +6,7 @@ use events::ProbeId;
 use manifest::program::AggregateResult;
 use proptest::prelude::*;
 
-use super::sharing::{Looks, caller_of, filtered, followed, handled, sum};
+use super::sharing::{CountingHandler, caller_of, filtered, followed, handled, sum};
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl Kind {
         matches!(self, Self::Follow | Self::FollowSmall | Self::FollowHandled)
     }
 
-    fn new_probe(self, site: &str, looks: &Arc<Looks>) -> ProbeConfig<EngineAction> {
+    fn new_probe(self, site: &str, looks: &Arc<CountingHandler>) -> ProbeConfig<EngineAction> {
         let small = |new| filtered("arg0 < 4", new);
         match self {
             Self::Count => count(site),
@@ -206,7 +206,7 @@ struct Probed {
     enabled: bool,
     least: Counted,
     most: Counted,
-    looks: Arc<Looks>,
+    looks: Arc<CountingHandler>,
 }
 
 impl Probed {

@@ -7,7 +7,7 @@ use events::{Hit, ProbeSummary};
 use manifest::WhenFull;
 use proptest::prelude::*;
 
-use super::sharing::{Looks, filtered, followed};
+use super::sharing::{CountingHandler, filtered, followed};
 use super::*;
 
 /// The ring's guest-physical address.
@@ -36,7 +36,7 @@ fn timeless(hit: &Hit) -> Hit {
 }
 
 #[test]
-fn a_record_tells_what_an_exit_would() {
+fn record_emits_the_same_hit_as_an_exit() {
     let (rig, at) = recording();
     for n in 0..20 {
         assert_eq!(rig.call(at, n), n + 1);
@@ -78,7 +78,7 @@ fn record_of_a_counter_that_lags_is_not_before_the_last_exit() {
 
 /// Records are reported before the module's addresses and names become unknown.
 #[test]
-fn what_was_recorded_in_a_module_is_told_before_that_goes() {
+fn records_of_a_module_are_emitted_before_the_module_goes() {
     use introspect::ModuleEvent::{InitFreed, Unloading};
 
     for (told, event) in [InitFreed, Unloading].into_iter().enumerate() {
@@ -95,7 +95,7 @@ fn what_was_recorded_in_a_module_is_told_before_that_goes() {
 }
 
 #[test]
-fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
+fn records_are_emitted_before_the_hit_of_an_exit() {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
     for n in 0..4 {
@@ -170,7 +170,7 @@ fn a_full_ring_drops_and_counts_where_that_is_wanted() {
 
 /// Taken slots that are not filled yet block no reader, and are reported once filled.
 #[test]
-fn what_is_not_written_yet_keeps_nothing_back() {
+fn unfilled_slot_blocks_no_later_record() {
     let (rig, at) = recording();
     let mut slow = rig.calling(at, 77, STACK - 0x400);
     while rig.detour_word(RING + RING_HEAD) == 0 {
@@ -212,7 +212,7 @@ fn a_guest_that_writes_to_the_ring_harms_itself() {
 
 /// From every instruction in the detour, the call returns the right value, and is reported once if the call took the jump.
 #[test]
-fn call_in_a_recording_detour_is_told_once_when_plants_go() {
+fn call_in_a_recording_detour_is_emitted_once_when_plants_go() {
     let (kernel, at) = roomy_on_3();
     for comes_back in [false, true] {
         let mut told = Vec::new();
@@ -250,7 +250,7 @@ fn exit_from_the_detour_of_a_disabled_probe_is_counted() {
     for kind in ["trace", "return", "handler"] {
         let mut late = 0;
         for steps in 1..60 {
-            let looks = Arc::new(Looks::default());
+            let looks = Arc::new(CountingHandler::default());
             let probe = match kind {
                 "trace" => new("probed"),
                 "return" => followed("probed", Action::Trace),

@@ -44,7 +44,7 @@ impl Guest {
         assert_eq!(self.rig.call(self.callers[caller], argument), argument + 1);
     }
 
-    fn told(&self) -> ProbeSummary {
+    fn accounted(&self) -> ProbeSummary {
         let told = self.rig.probe(0);
         let missed: u64 = told.missed.values().sum();
         let (returns, in_flight) = (told.returns.expect("so"), told.in_flight.expect("so"));
@@ -56,11 +56,11 @@ impl Guest {
 #[test]
 fn an_entry_is_recorded_and_only_its_return_exits() {
     let guest = Guest::new("kretprobe:probed");
-    let before = guest.told();
+    let before = guest.accounted();
     for n in 0..20 {
         guest.call(0, n);
     }
-    let told = guest.told();
+    let told = guest.accounted();
     assert_eq!((told.hits, told.returns), (23, Some(23)));
     assert_eq!(told.exits - before.exits, 20, "those of the returns");
     assert_eq!(told.tier, Some(Tier::Optimised));
@@ -80,14 +80,14 @@ fn an_entry_is_recorded_and_only_its_return_exits() {
 #[test]
 fn a_call_that_returns_elsewhere_exits_once() {
     let guest = Guest::new("kretprobe:probed");
-    let before = guest.told();
+    let before = guest.accounted();
     guest.call(1, 5);
-    let told = guest.told();
+    let told = guest.accounted();
     assert_eq!((told.hits, told.returns), (before.hits + 1, Some(4)));
     assert_eq!(told.exits, before.exits + 2);
     guest.call(1, 6);
     guest.call(1, 6);
-    let again = guest.told();
+    let again = guest.accounted();
     // The first exit finds the plant, and later calls are recorded.
     assert_eq!(again.exits, told.exits + 3);
     assert_eq!(again.returns, Some(6));
@@ -95,7 +95,7 @@ fn a_call_that_returns_elsewhere_exits_once() {
 
 /// The return site of a recorded call goes before a thread has taken the record out.
 #[test]
-fn a_recorded_call_is_known_of_whatever_happens_next() {
+fn recorded_call_is_followed_after_its_return_site_goes() {
     let guest = Guest::new("kretprobe:probed");
     let rig = &guest.rig;
     let mut vcpu = rig.calling(guest.callers[0], 7, STACK);
@@ -113,10 +113,10 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
         .into()];
     let ids = rig.engine.register(&rig.paused, &other).expect("done");
     rig.engine.unregister(&rig.paused, &ids).expect("done");
-    assert_eq!(guest.told().in_flight, Some(1));
+    assert_eq!(guest.accounted().in_flight, Some(1));
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
     assert_eq!(
-        (guest.told().in_flight, guest.told().returns),
+        (guest.accounted().in_flight, guest.accounted().returns),
         (Some(0), Some(4))
     );
     // The probe is disabled while a record is in the ring.
@@ -127,18 +127,18 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
     let id = rig.engine.inventory().ids()[0];
     rig.engine.set_enabled(&rig.paused, id, false).expect("set");
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
-    let told = guest.told();
+    let told = guest.accounted();
     assert_eq!(told.missed.get("disarmed"), Some(&1), "{told:?}");
     guest.call(0, 1);
-    assert_eq!(guest.told().hits, told.hits);
+    assert_eq!(guest.accounted().hits, told.hits);
 }
 
 /// A vCPU has reported its call at the detour's exit, and waits for its turn to plant the return site.
 #[test]
-fn who_waits_for_its_turn_is_not_counted_twice() {
+fn vcpu_that_waits_for_its_turn_is_not_counted_twice() {
     let guest = Guest::new("kretprobe:probed");
     let rig = &guest.rig;
-    let before = guest.told();
+    let before = guest.accounted();
     let mut vcpu = rig.calling(guest.callers[1], 7, STACK);
     let is_exit = |vcpu: &FakeVcpu| {
         let offset = vcpu.regs.rip.wrapping_sub(REGION.0);
@@ -159,7 +159,7 @@ fn who_waits_for_its_turn_is_not_counted_twice() {
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     rig.engine_alone(&mut vcpu, exit);
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
-    assert_eq!(guest.told().hits, before.hits + 1);
+    assert_eq!(guest.accounted().hits, before.hits + 1);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn maxactive_holds_for_calls_that_are_recorded() {
     for vcpu in &mut vcpus {
         assert_eq!(rig.run(vcpu, 100), Stepped::Returned);
     }
-    let told = guest.told();
+    let told = guest.accounted();
     assert_eq!((told.hits, told.returns), (6, Some(4)));
     assert_eq!(told.missed.get("maxactive"), Some(&2));
 }

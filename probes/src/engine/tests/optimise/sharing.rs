@@ -11,9 +11,9 @@ use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
 
 /// A handler that counts its calls, without a post-handler.
 #[derive(Default)]
-pub(super) struct Looks(pub(super) AtomicU64);
+pub(super) struct CountingHandler(pub(super) AtomicU64);
 
-impl Handler for Looks {
+impl Handler for CountingHandler {
     fn pre(&self, _: &mut HitContext<'_>) -> PreOutcome {
         self.0.fetch_add(1, Ordering::Relaxed);
         PreOutcome::Continue
@@ -24,14 +24,14 @@ impl Handler for Looks {
     }
 }
 
-impl ReturnHandler for Looks {
+impl ReturnHandler for CountingHandler {
     fn ret(&self, _: &mut HitContext<'_>, _: Box<dyn Any + Send>) {}
 }
 
 /// A probe whose hits all exit.
 pub(super) fn handled(name: &str) -> ProbeConfig<EngineAction> {
     ProbeConfig {
-        action: EngineAction::Handle(Arc::new(Looks::default())),
+        action: EngineAction::Handle(Arc::new(CountingHandler::default())),
         ..new(name)
     }
 }
@@ -122,7 +122,7 @@ impl Guest {
 
 #[test]
 fn probes_of_every_kind_share_a_detour_without_exits() {
-    let looks = Arc::new(Looks::default());
+    let looks = Arc::new(CountingHandler::default());
     let guest = Guest::warm(&[
         new("probed"),
         followed("probed", Action::Trace),
@@ -300,7 +300,7 @@ fn probe_that_needs_an_exit_is_named_by_those_beside_it() {
         handled("probed"),
         followed(
             "probed",
-            EngineAction::HandleReturn(Arc::new(Looks::default())),
+            EngineAction::HandleReturn(Arc::new(CountingHandler::default())),
         ),
     ];
     for (new, name) in [
@@ -353,7 +353,7 @@ fn probe_where_a_call_returns_to_says_that_returns_exit() {
     let guest = Guest::warm(&[followed("probed", Action::Trace), count("caller+0x9")]);
     let why = || guest.rig.probe(1).unoptimised;
     assert_eq!(why(), None);
-    let handler = EngineAction::HandleReturn(Arc::new(Looks::default()));
+    let handler = EngineAction::HandleReturn(Arc::new(CountingHandler::default()));
     let id = guest.add(followed("caller", handler));
     assert!(
         why().is_some_and(|why| why.contains("handler")),
@@ -390,7 +390,7 @@ fn probes_at_an_ftrace_call_and_behind_it_share_the_jump_over_the_call() {
 
 /// The work of each probe is chosen while all vCPUs are paused.
 #[test]
-fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
+fn more_probes_than_a_detour_serves_keep_the_plant_with_the_reason() {
     let (kernel, at) = one_roomy();
     let rig = Rig::counting(&kernel, &["probed"; 17]);
     for n in 0..3 {
@@ -409,7 +409,7 @@ fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
 
 /// A client that changes filters without end does not exhaust the memory for other sites.
 #[test]
-fn place_has_so_many_detours_and_no_more() {
+fn number_of_detours_of_a_site_is_bounded() {
     let (kernel, at) = one_roomy();
     let rig = Rig::counting(&kernel, &["probed"]);
     rig.call(at, 0);

@@ -201,7 +201,7 @@ fn handing_over_zeroes_the_entries() {
 
 /// Each request fails in turn: the guest continues, and every call is counted.
 #[test]
-fn what_fails_leaves_the_plant() {
+fn failed_request_leaves_the_plant() {
     let (kernel, at) = one_roomy();
     let mut fails = 0;
     for n in 1.. {
