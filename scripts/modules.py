@@ -2,8 +2,9 @@
 """Draws the imports of the workspace: crates, and the files of one crate or folder. Fails if files import each other in a circle.
 
     scripts/modules.py                        the crates, as Graphviz text: | dot -Tsvg >crates.svg
+    scripts/modules.py --picture              the crates, as the picture in docs/architecture.md; writes the picture there
     scripts/modules.py probes/src/engine      the files of a folder: a line each, lowest first
-    scripts/modules.py --check                every crate: only the circles
+    scripts/modules.py --check                every crate: only the circles; and whether the picture is up to date
 
 An import is a `use` of the crate's own modules, or a path that begins with `crate`. Tests do not count. A module's file imports its
 submodules' files by the same rule; a `mod` line alone is no import.
@@ -23,6 +24,10 @@ LEFT = {
 }
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# The page with the picture, and the lines around it.
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- scripts/modules.py --picture -->\n", "<!-- end of the picture -->\n"
 
 
 def workspace():
@@ -151,6 +156,28 @@ def circles(graph):
     return found
 
 
+def picture(crates):
+    """The crates of the product as a Mermaid graph, without arrows to a crate that another arrow leads to."""
+    short = {crate: "command" if crate == "hyprobe" else crate.removeprefix("hyprobe-") for crate in crates}
+    used = {crate: set(wanted) for crate, (_, wanted) in crates.items()}
+
+    def reached(crate):
+        return used[crate].union(*map(reached, used[crate]))
+
+    lines = ["```mermaid", "graph TD"]
+    for crate in sorted(crates, key=lambda crate: (-len(reached(crate)), crate)):
+        beyond = set().union(*map(reached, used[crate]))
+        lines += [f"    {short[crate]} --> {short[other]}" for other in sorted(used[crate] - beyond)]
+    return "\n".join([*lines, "```", ""])
+
+
+def page_with(drawn):
+    """The page's text, and the text with the picture `drawn`."""
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    return text, before + BEGIN + drawn + END + rest.split(END)[1]
+
+
 def name(module):
     return "::".join(module) or "lib"
 
@@ -163,6 +190,9 @@ def main(arguments):
             for other in wanted:
                 print(f'    "{crate}" -> "{other}";')
         print("}")
+        return 0
+    if arguments == ["--picture"]:
+        PAGE.write_text(page_with(picture(crates))[1])
         return 0
     if arguments != ["--check"]:
         folder = (ROOT / arguments[0]).resolve()
@@ -181,6 +211,10 @@ def main(arguments):
             told |= set(lowest)
         return bool(circles(graph))
     bad = 0
+    drawn, now = page_with(picture(crates))
+    if drawn != now:
+        print(f"modules: the picture in {PAGE} is old: scripts/modules.py --picture", file=sys.stderr)
+        bad += 1
     for crate, (path, _) in crates.items():
         if crate in LEFT:
             continue

@@ -6,6 +6,12 @@ cd "$(dirname "$0")/.."
 readonly words='whom|whoever|somebody|everybody|anybody|whatever|heed(?:s|ed|ing)?|(?:is|are|was|were) told|tells? of|told of|so many|be meant|lets? by(?= [a-z])'
 readonly comments="^\\s*//(?!\\s*SAFETY)(?!.*;\\s*$).*\\b(?:$words)\\b" prose="^(?! {4}).*\\b(?:$words)\\b"
 
+# Names that name no thing: words within the names of functions and constants, and whole names of types.
+readonly parts='who|whom|whoever|told|tells?|what|whatever|lets?|nobody|somebody|everybody|anybody|everyone|something|anything|heeds?|wish|milestones?'
+readonly types='told|said|asked|did|came|wish|what|when|wrong|given|looks|otherwise|somewhere|nobody|milestone'
+readonly item='^\s*(?:pub(?:\([a-z: ]+\))? )?(?:(?:async|const|unsafe) )*'
+readonly names="$item(?:fn|const|static) (?:\\w*_)?(?:$parts)(?:_\\w*)?(?!\\w)|$item(?:struct|enum|trait|type|union) (?:$types)(?!\\w)"
+
 # files PATTERN: files of the project, without those that git ignores. The changelog is a record of what was said.
 files() {
     if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
@@ -31,5 +37,11 @@ search() {
 found=$(search "$comments" '*.rs' && search "$prose" '*.md')
 [ -z "$found" ] || {
     printf 'words: name the thing or the person instead (docs/glossary.md):\n%s\n' "$found" >&2
+    exit 1
+}
+
+found=$(search "$names" '*.rs')
+[ -z "$found" ] || {
+    printf 'words: give these items nouns of the thing, verbs of the field, and tests a condition and a result:\n%s\n' "$found" >&2
     exit 1
 }

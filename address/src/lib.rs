@@ -4,6 +4,11 @@
 
 use std::fmt;
 
+/// The bytes of a page, the smallest that the processor maps.
+pub const PAGE_BYTES: u64 = 1 << 12;
+/// [`PAGE_BYTES`] as the length of a slice.
+pub const PAGE_LEN: usize = 1 << 12;
+
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 
 use address::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES};
+use introspect::optimise::JUMP_BYTES;
 
 use super::DetourError;
 
-/// `jmp rel32`.
-const JUMP_BYTES: usize = 5;
 const JUMP: u8 = 0xe9;
 
 /// An instruction of the guest, by address and bytes.

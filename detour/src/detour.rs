@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use address::{Gpa, Gva};
 use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
+use introspect::orc::Displaced;
 use introspect::{KernelInt3, PagingState};
 use text::{GuestMemory, Jump, Paused};
 
@@ -305,6 +306,18 @@ impl Detour {
     /// The detour or copy that holds `at`.
     pub fn laid_at(&self, at: Gva) -> Option<Laid> {
         self.read().region()?.laid_at(at)
+    }
+
+    /// The original instruction that the instruction at `at`, in a detour or a copy, stands for. The code is read from the region's own memory:
+    /// the guest's RAM does not hold the region.
+    pub fn displaced_at(&self, at: Gva) -> Option<Displaced> {
+        let state = self.read();
+        let region = state.region()?;
+        let laid = region.laid_at(at)?;
+        // A detour or a copy lies within one page of the region.
+        let mut code = vec![0; laid.len];
+        region.read(laid.entry, &mut code)?;
+        laid.displaced_at(&code, at)
     }
 
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use address::Gva;
+use introspect::optimise::JUMP_BYTES;
 use manifest::WhenFull;
 use manifest::program::{Aggregate, Filter};
 use text::Jump;
@@ -15,7 +16,6 @@ use super::processor::Processor;
 
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
-const NEAR_BYTES: u64 = 5;
 
 /// The use of a detour part: one probe, or the calls that return to the site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -132,7 +132,7 @@ impl MadeDetour {
 
 /// A jump at `at` to `to`.
 pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
-    let behind = at.wrapping_add(NEAR_BYTES);
+    let behind = at.wrapping_add(JUMP_BYTES as u64);
     let distance = to.0.wrapping_sub(behind.0).cast_signed();
     let distance = i32::try_from(distance).map_err(|_| DetourError::TooFar)?;
     let [a, b, c, d] = distance.to_le_bytes();

@@ -7,14 +7,14 @@ pub struct Processor {
     pub number: Option<i64>,
     /// The address of the task that the processor runs.
     pub task: Option<i64>,
-    /// Where a task has what a record holds of it; without it, records hold no task.
+    /// Where a task has what records and programs read of it; without it, records hold no task.
     pub fields: Option<TaskFields>,
 }
 
 /// Offsets in the kernel's description of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskFields {
-    /// The thread's number and, behind it, the process's; 4 bytes each.
+    /// The thread's number and, 4 bytes behind it, the process's; each has 4 bytes.
     pub numbers: i32,
     /// The name, [`NAME_BYTES`] bytes.
     pub comm: i32,
@@ -33,6 +33,8 @@ pub struct UserFields {
     pub uid: i32,
 }
 
+/// The distance from a thread's number to the process's.
+pub(crate) const PROCESS_BYTES: i32 = 4;
 /// The size of a task's name in all kernels, with a zero at the end.
 pub const NAME_BYTES: usize = 16;
 
@@ -58,7 +60,7 @@ pub struct RecordedUser {
     pub flags: u32,
 }
 
-/// A per-processor variable whose location the kernel does not reveal.
+/// A variable or a member of a task whose location the kernel does not reveal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotKept {
     /// See [`Processor::number`].
@@ -67,4 +69,10 @@ pub enum NotKept {
     /// See [`Processor::task`].
     #[error("the kernel does not say where it keeps the task that a processor runs")]
     Task,
+    /// See [`TaskFields::numbers`].
+    #[error("the place of a task's numbers is unknown, or unconfirmed until the kernel has booted")]
+    TaskNumbers,
+    /// See [`TaskFields::user`].
+    #[error("the place of a task's user is unknown, or unconfirmed until the kernel has booted")]
+    TaskUser,
 }

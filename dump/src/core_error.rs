@@ -6,19 +6,24 @@ use address::{Gpa, Gva};
 use introspect::kallsyms::KallsymsError;
 use thiserror::Error;
 
+/// A failed read of a core file.
+#[derive(Debug, Error)]
+#[error("cannot read {len} bytes at byte {offset} of the file")]
+pub struct DumpReadError {
+    /// The place in the file.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: usize,
+    /// The cause.
+    pub source: io::Error,
+}
+
 /// Why a file is no dump with a kernel.
 #[derive(Debug, Error)]
 pub enum OpenDumpError {
     /// The system call.
-    #[error("cannot read {len} bytes at byte {offset} of the file")]
-    Read {
-        /// The place in the file.
-        offset: u64,
-        /// The number of bytes.
-        len: usize,
-        /// The cause.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] DumpReadError),
     /// Another kind of file.
     #[error("not an ELF core file of a 64-bit x86 machine")]
     NotACore,

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES, PAGE_LEN};
 use vmm::VcpuState;
 
 use crate::kernel_part::KernelPart;
@@ -18,7 +18,6 @@ use crate::notes;
 
 pub(crate) const HEADER_BYTES: u64 = 64;
 pub(crate) const PROGRAM_HEADER_BYTES: u64 = 56;
-pub(crate) const PAGE_BYTES: usize = 4096;
 
 pub(crate) const ELF_CLASS_64_LITTLE_ENDIAN_V1: [u8; 16] =
     *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
@@ -92,7 +91,7 @@ impl Core {
         let has_text = guest.kernel.text.is_some();
         let headers = 1 + usize::from(has_text) + guest.ram.len();
         let notes_at = HEADER_BYTES + headers as u64 * PROGRAM_HEADER_BYTES;
-        let memory_at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES as u64);
+        let memory_at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES);
         let segments = place(&guest.ram, memory_at);
         let mut head = header(headers);
         ProgramHeader {
@@ -112,7 +111,7 @@ impl Core {
             virt,
             phys: gpa.0,
             bytes,
-            align: PAGE_BYTES as u64,
+            align: PAGE_BYTES,
         };
         if let Some(text) = guest.kernel.text {
             // A guest's symbols and page tables may place the text outside RAM. An empty segment keeps the number of headers.
@@ -125,7 +124,7 @@ impl Core {
             load(segment.offset, virt.0, segment.gpa, segment.bytes).write(&mut head);
         }
         head.extend(notes);
-        head.resize(head.len().next_multiple_of(PAGE_BYTES), 0);
+        head.resize(head.len().next_multiple_of(PAGE_LEN), 0);
         Self { head, segments }
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 
 use address::{Gpa, Gva};
 
-use crate::core_error::OpenDumpError;
+use crate::core_error::{DumpReadError, OpenDumpError};
 use crate::core_file::{
     ELF_CLASS_64_LITTLE_ENDIAN_V1, EM_X86_64, ET_CORE, HEADER_BYTES, PROGRAM_HEADER_BYTES, PT_LOAD,
     PT_NOTE,
@@ -103,7 +103,7 @@ fn bytes(file: &File, size: u64, range: Range<u64>) -> Result<Vec<u8>, OpenDumpE
     let len = usize::try_from(range.end.saturating_sub(offset)).unwrap_or(0);
     let mut bytes = vec![0; len];
     let read = file.read_exact_at(&mut bytes, offset);
-    read.map_err(|source| OpenDumpError::Read {
+    read.map_err(|source| DumpReadError {
         offset,
         len,
         source,

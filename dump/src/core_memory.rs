@@ -1,15 +1,17 @@
 //! The guest-physical memory in a core file.
 //!
-//! Each read is a system call and not an access to mapped memory: if the file is cut while hyprobe reads, the read fails, and hyprobe goes on.
+//! Each read is a system call and not an access to mapped memory: if the file is cut while hyprobe reads, the read fails. The reader of memory learns
+//! only that the address has no bytes, as for memory that the guest does not have. So the first error of the system is kept for the user.
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use address::Gpa;
+use address::{Gpa, PAGE_LEN};
 use introspect::{PhysMemory, Unreadable};
 
-use crate::core_file::PAGE_BYTES;
+use crate::core_error::DumpReadError;
 use crate::core_headers::LoadSegment;
 use crate::page_cache::PageCache;
 
@@ -19,6 +21,8 @@ pub(crate) struct CoreMemory {
     file: File,
     segments: Vec<LoadSegment>,
     cache: RefCell<PageCache>,
+    /// The first error of the system.
+    failure: RefCell<Option<DumpReadError>>,
 }
 
 impl CoreMemory {
@@ -28,7 +32,22 @@ impl CoreMemory {
             file,
             segments,
             cache: RefCell::default(),
+            failure: RefCell::default(),
         }
+    }
+
+    /// The first read of the file that failed since the last call. The addresses that were read meanwhile count as missing, so answers are wrong.
+    pub(crate) fn take_failure(&self) -> Option<DumpReadError> {
+        self.failure.take()
+    }
+
+    fn keep_failure(&self, offset: u64, len: usize, source: io::Error) {
+        let failure = DumpReadError {
+            offset,
+            len,
+            source,
+        };
+        self.failure.borrow_mut().get_or_insert(failure);
     }
 
     /// Fills `buf` from the file, segment by segment.
@@ -43,7 +62,10 @@ impl CoreMemory {
             let len = usize::try_from(held).unwrap_or(usize::MAX);
             let (part, tail) = rest.split_at_mut(len.min(rest.len()));
             let read = self.file.read_exact_at(part, offset);
-            read.map_err(|_| failed)?;
+            read.map_err(|error| {
+                self.keep_failure(offset, part.len(), error);
+                failed
+            })?;
             if !tail.is_empty() {
                 at = at.checked_add(part.len() as u64).ok_or(failed)?;
             }
@@ -65,8 +87,8 @@ impl CoreMemory {
 impl PhysMemory for CoreMemory {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         let page = gpa.page();
-        let start = usize::try_from(gpa.page_offset()).unwrap_or(PAGE_BYTES);
-        let is_in_page = start.saturating_add(buf.len()) <= PAGE_BYTES;
+        let start = usize::try_from(gpa.page_offset()).unwrap_or(PAGE_LEN);
+        let is_in_page = start.saturating_add(buf.len()) <= PAGE_LEN;
         if is_in_page
             && let Ok(bytes) = self
                 .cache
@@ -93,7 +115,7 @@ mod tests {
     fn memory() -> (tempfile::NamedTempFile, CoreMemory) {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         for number in 0..4 {
-            file.write_all(&[number; PAGE_BYTES]).expect("written");
+            file.write_all(&[number; PAGE_LEN]).expect("written");
         }
         let segment = |gpa, bytes, offset| LoadSegment {
             at: Gva(0),
@@ -134,10 +156,42 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_cut_meanwhile_is_an_error() {
+    fn file_that_is_cut_meanwhile_is_an_error_of_the_file() {
         let (file, memory) = memory();
-        file.as_file().set_len(0x1800).expect("cut");
+        file.as_file().set_len(0x2000).expect("cut");
         assert!(memory.read(Gpa(0x10_0000), &mut [0; 8]).is_ok());
+        assert!(memory.read(Gpa(0), &mut [0; 8]).is_err());
+        assert!(
+            memory.take_failure().is_none(),
+            "the guest has no such memory"
+        );
         assert!(memory.read(Gpa(0x10_1000), &mut [0; 8]).is_err());
+        let failure = memory.take_failure().expect("the file is cut");
+        assert_eq!(failure.offset, 0x2000);
+        assert_eq!(failure.source.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(memory.take_failure().is_none());
+    }
+
+    #[test]
+    fn error_of_the_system_is_kept_for_the_user() {
+        let segment = LoadSegment {
+            at: Gva(0),
+            gpa: Gpa(0),
+            bytes: 0x2000,
+            offset: 0x1000,
+        };
+        // The system reads no bytes of a directory.
+        let folder = tempfile::tempdir().expect("tempdir");
+        let folder = File::open(folder.path()).expect("open");
+        let memory = CoreMemory::new(folder, vec![segment]);
+        for gpa in [0x1ff0, 0] {
+            assert!(memory.read(Gpa(gpa), &mut [0; 8]).is_err());
+        }
+        let failure = memory.take_failure().expect("an error");
+        assert_eq!(failure.source.kind(), io::ErrorKind::IsADirectory);
+        assert_eq!(
+            failure.to_string(),
+            "cannot read 4096 bytes at byte 8192 of the file"
+        );
     }
 }

@@ -18,7 +18,7 @@ use introspect::{
     read_virt, walk,
 };
 
-use crate::core_error::OpenDumpError;
+use crate::core_error::{DumpReadError, OpenDumpError};
 use crate::core_headers::{CoreHeaders, LoadSegment};
 use crate::core_memory::CoreMemory;
 use crate::kernel_part::START_KERNEL_MAP;
@@ -64,21 +64,16 @@ impl DumpedKernel {
         let text = *text.ok_or(OpenDumpError::NoText)?;
         let slide = slide.ok_or(OpenDumpError::NoOffset)?;
         let memory = CoreMemory::new(file, headers.loads);
-        let end = text.gpa.wrapping_add(text.bytes);
-        let running = kallsyms::from_guest(&memory, text.gpa..end, text.at)?;
-        let symbols = running.rebased(slide.wrapping_neg());
-        let image = image(&memory, text, slide);
-        let first = symbols.address_of(FIRST_SYMBOL);
-        let first = first.ok_or(OpenDumpError::NoSymbol(FIRST_SYMBOL))?;
-        let first = first.wrapping_add(slide.cast_unsigned());
-        if first != text.at {
-            return Err(OpenDumpError::OtherKernel {
-                symbol: first,
-                segment: text.at,
-            });
+        let found = Found::in_memory(&memory, text, slide);
+        // Without some bytes of the file, the search finds nothing, or something else.
+        if let Some(failure) = memory.take_failure() {
+            return Err(failure.into());
         }
-        let types = Btf::from_source(&image, &symbols);
-        let paging = page_tables(&memory, &symbols, text, slide)?;
+        let Found {
+            symbols,
+            types,
+            paging,
+        } = found?;
         Ok(Self {
             memory,
             paging,
@@ -88,6 +83,15 @@ impl DumpedKernel {
             slide,
             text,
         })
+    }
+
+    /// Whether all answers since the last call come from the bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// The first read of the file that failed: the addresses counted as missing, so answers are wrong or incomplete.
+    pub fn check_reads(&self) -> Result<(), DumpReadError> {
+        self.memory.take_failure().map_or(Ok(()), Err)
     }
 
     /// The kernel, for questions about tasks, modules, the log, types and expressions.
@@ -138,6 +142,44 @@ impl KernelMemory for DumpedKernel {
         let len = buf.len();
         let read = read_virt(&self.memory, &self.paging, at, buf);
         read.map_err(|_| NotReadable { at, len })
+    }
+}
+
+/// The parts of the kernel that its memory has.
+struct Found {
+    /// At link-time addresses.
+    symbols: SymbolTable,
+    types: Result<Btf, BtfError>,
+    paging: PagingState,
+}
+
+impl Found {
+    /// Finds the kernel with this `text` and `slide`.
+    fn in_memory(
+        memory: &CoreMemory,
+        text: LoadSegment,
+        slide: i64,
+    ) -> Result<Self, OpenDumpError> {
+        let end = text.gpa.wrapping_add(text.bytes);
+        let running = kallsyms::from_guest(memory, text.gpa..end, text.at)?;
+        let symbols = running.rebased(slide.wrapping_neg());
+        let image = image(memory, text, slide);
+        let first = symbols.address_of(FIRST_SYMBOL);
+        let first = first.ok_or(OpenDumpError::NoSymbol(FIRST_SYMBOL))?;
+        let first = first.wrapping_add(slide.cast_unsigned());
+        if first != text.at {
+            return Err(OpenDumpError::OtherKernel {
+                symbol: first,
+                segment: text.at,
+            });
+        }
+        let types = Btf::from_source(&image, &symbols);
+        let paging = page_tables(memory, &symbols, text, slide)?;
+        Ok(Self {
+            symbols,
+            types,
+            paging,
+        })
     }
 }
 

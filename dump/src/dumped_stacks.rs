@@ -7,7 +7,9 @@ use inspect::stacks::{
 };
 use inspect::{CgroupPaths, RunningTask, TaskReader};
 use introspect::orc::{Displaced, NoOrc, OrcTable, TrampolineLayout};
-use introspect::{Btf, KernelLayout, Modules, PagingState, PhysMemory, SymbolTable, TaskLayout};
+use introspect::{
+    Btf, KernelLayout, Modules, PagingState, PhysMemory, SymbolTable, TaskLayout, Walks,
+};
 use thiserror::Error;
 
 use crate::dumped_kernel::DumpedKernel;
@@ -137,10 +139,11 @@ impl StackKernel for DumpedCode<'_> {
 
     fn task(&self, paging: &PagingState, at: Gva) -> Option<RunningTask> {
         let layout = self.tasks.as_ref()?;
-        TaskReader::new(layout, &self.kernel.memory, paging).detailed(at, &self.cgroups)
+        let walks = Walks::new(*paging);
+        TaskReader::new(layout, &self.kernel.memory, &walks).detailed(at, &self.cgroups)
     }
 
-    fn displaced(&self, _: &PagingState, _: Gva) -> Option<Displaced> {
+    fn displaced(&self, _: Gva) -> Option<Displaced> {
         // The memory of detours lies behind RAM, and is not in the dump.
         None
     }

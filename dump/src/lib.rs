@@ -33,7 +33,7 @@ pub mod sparse;
 mod synthetic;
 mod vmcoreinfo;
 
-pub use core_error::OpenDumpError;
+pub use core_error::{DumpReadError, OpenDumpError};
 pub use core_file::{Core, Guest};
 pub use dumped_kernel::DumpedKernel;
 pub use dumped_stacks::DumpedStacksError;

@@ -2,14 +2,12 @@
 //!
 //! A walk of the page tables reads a word of four pages for each address, and most of these pages are the same.
 
-use address::Gpa;
-
-use crate::core_file::PAGE_BYTES;
+use address::{Gpa, PAGE_BYTES, PAGE_LEN};
 
 /// A power of two: the lowest bits of a page's number select the slot. 4 MiB.
 const SLOTS: u64 = 1024;
 
-type Page = Box<[u8; PAGE_BYTES]>;
+type Page = Box<[u8; PAGE_LEN]>;
 
 /// A slot for each remainder of page numbers.
 #[derive(Debug, Default)]
@@ -23,15 +21,15 @@ impl PageCache {
         &mut self,
         page: Gpa,
         read: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<&[u8; PAGE_BYTES], E> {
-        let number = page.0 / PAGE_BYTES as u64 % SLOTS;
+    ) -> Result<&[u8; PAGE_LEN], E> {
+        let number = page.0 / PAGE_BYTES % SLOTS;
         // The remainder of 1024 fits.
         let number = usize::try_from(number).unwrap_or(0);
         if self.slots.len() <= number {
             self.slots.resize_with(number + 1, || None);
         }
         let slot = &mut self.slots[number];
-        let (known, bytes) = slot.get_or_insert_with(|| (Gpa(u64::MAX), Box::new([0; PAGE_BYTES])));
+        let (known, bytes) = slot.get_or_insert_with(|| (Gpa(u64::MAX), Box::new([0; PAGE_LEN])));
         if *known != page {
             // No page begins there.
             *known = Gpa(u64::MAX);
@@ -46,11 +44,11 @@ impl PageCache {
 mod tests {
     use super::*;
 
-    const PAGE: u64 = PAGE_BYTES as u64;
-
     fn first(cache: &mut PageCache, page: u64, read: Result<u8, ()>) -> Result<u8, ()> {
         let fill = |bytes: &mut [u8]| read.map(|byte| bytes.fill(byte));
-        cache.get(Gpa(page * PAGE), fill).map(|bytes| bytes[0])
+        cache
+            .get(Gpa(page * PAGE_BYTES), fill)
+            .map(|bytes| bytes[0])
     }
 
     #[test]

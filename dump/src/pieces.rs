@@ -1,12 +1,13 @@
 //! The contents of a core file, piece by piece: bytes, and runs of zeros.
 
+use address::PAGE_LEN;
 use introspect::{PhysMemory, Unreadable};
 
-use crate::core_file::{Core, PAGE_BYTES};
+use crate::core_file::Core;
 
 /// The memory that one step reads at most. A step reads zeros, too, so the limit bounds the time of a step.
 const STEP_BYTES: usize = 1 << 20;
-const ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+const ZERO_PAGE: [u8; PAGE_LEN] = [0; PAGE_LEN];
 
 /// A part of the file; the next part follows directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

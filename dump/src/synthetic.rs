@@ -74,7 +74,7 @@ impl Machine {
                 },
             },
         };
-        machine.write_tables();
+        machine.write_tables(4);
         machine.write_tasks();
         machine.write_rules();
         let types = types();
@@ -102,18 +102,21 @@ impl Machine {
         self.put(part, &value.to_le_bytes());
     }
 
-    /// Tables of four levels that map the image with one large page.
-    fn write_tables(&mut self) {
+    /// Tables of as many levels that map the image with one large page.
+    pub(crate) fn write_tables(&mut self, levels: u32) {
         const PRESENT_WRITABLE: u64 = 3;
         const LARGE: u64 = 1 << 7;
         let entry = |level: u32| (RUNNING >> (12 + 9 * level) & 0x1ff) * 8;
         let table = |number: u64| part::TABLES + number * 0x1000;
-        for number in 0..2_u32 {
+        let above = levels - 2;
+        self.put(part::TABLES, &[0; 0x4000]);
+        for number in 0..above {
             let below = TEXT_GPA + table(u64::from(number) + 1);
-            let at = table(u64::from(number)) + entry(3 - number);
+            let at = table(u64::from(number)) + entry(levels - 1 - number);
             self.put64(at, below | PRESENT_WRITABLE);
         }
-        self.put64(table(2) + entry(1), TEXT_GPA | PRESENT_WRITABLE | LARGE);
+        let last = table(u64::from(above)) + entry(1);
+        self.put64(last, TEXT_GPA | PRESENT_WRITABLE | LARGE);
     }
 
     /// A task for each of two processors.
@@ -166,7 +169,8 @@ pub(crate) fn open(bytes: &[u8]) -> Result<DumpedKernel, OpenDumpError> {
     DumpedKernel::open(file(bytes), bytes.len() as u64)
 }
 
-fn file(bytes: &[u8]) -> File {
+/// A file with the contents `bytes`.
+pub(crate) fn file(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(bytes).expect("written");
     file

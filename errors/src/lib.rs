@@ -1,14 +1,14 @@
-//! An error and its causes, as text.
+//! Error chains as text.
 
 use std::error::Error;
 use std::iter::successors;
 
-/// The causes of `error`, the nearest first.
+/// The causes of `error`, nearest first.
 pub fn causes(error: &dyn Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
     successors(error.source(), |&cause| cause.source())
 }
 
-/// The error and its causes, in one line.
+/// The text of `error`, then the text of each cause, in one line.
 #[must_use]
 pub fn chain<E: Error>(error: E) -> String {
     let mut text = error.to_string();

@@ -41,7 +41,7 @@ pub(crate) fn run(probes: &[(&str, EngineAction)]) -> Result<(), Box<dyn std::er
         SessionConfig {
             file: &file,
             vmlinux: &vmlinux,
-            kernel: Kernel::from_vmlinux(&vmlinux)?,
+            kernel: Kernel::from_vmlinux(&*vmlinux)?,
             method: BootMethod::Direct,
             initrd: Some(&std::fs::read(initrd)?),
             cmdline: "console=ttyS0 loglevel=3 panic=-1",

@@ -84,8 +84,9 @@ impl CachedFile {
         self.dir.join(&self.name)
     }
 
-    /// The image of the file.
-    pub(crate) fn image(&self) -> &str {
+    /// The name of the file's image.
+    #[must_use]
+    pub fn image(&self) -> &str {
         &self.image
     }
 

@@ -47,6 +47,14 @@ pub enum DownloadError {
     /// The server does not have the file.
     #[error("the server does not have the file")]
     NotFound,
+    /// The certificate of the server, or of its authority.
+    #[error(
+        "the server's certificate is not trusted ({detail}): if the authority is yours, add its certificate to the system's, or name it in apt's configuration: Acquire::https::CAInfo \"FILE\";"
+    )]
+    Untrusted {
+        /// Error message of apt.
+        detail: String,
+    },
     /// The server cannot be reached, or gives an error.
     #[error("{detail}")]
     Failed {
@@ -65,9 +73,27 @@ pub enum DownloadError {
     /// The server is silent.
     #[error("the server sent no byte for {} s", .0.as_secs())]
     Silent(Duration),
+    /// The caller does not want the file any more.
+    #[error("the download was stopped")]
+    Stopped,
     /// A file of this host.
     #[error("cannot keep the file")]
     Io(#[from] io::Error),
+}
+
+/// The caller of a download, which is called again and again.
+#[derive(Clone, Copy)]
+pub struct DownloadCaller<'c> {
+    /// Gets the number of bytes so far.
+    pub report: &'c dyn Fn(u64),
+    /// Whether the caller still wants the file.
+    pub is_wanted: &'c dyn Fn() -> bool,
+}
+
+impl std::fmt::Debug for DownloadCaller<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DownloadCaller").finish_non_exhaustive()
+    }
 }
 
 /// A downloaded file with a temporary name; removed unless it is kept.
@@ -91,7 +117,7 @@ impl Downloaded {
     }
 }
 
-/// Downloads `uri` to a new file in `folder`. `report` gets the number of bytes so far, again and again.
+/// Downloads `uri` to a new file in `folder`.
 ///
 /// # Errors
 ///
@@ -100,7 +126,7 @@ pub fn download(
     uri: &str,
     folder: &Path,
     limits: DownloadLimits,
-    report: &dyn Fn(u64),
+    caller: DownloadCaller<'_>,
 ) -> Result<Downloaded, DownloadError> {
     if !["http://", "https://"]
         .iter()
@@ -124,7 +150,7 @@ pub fn download(
         // The helper starts a process for each scheme.
         .process_group(0);
     let child = command.spawn().map_err(DownloadError::NoHelper)?;
-    let status = Transfer::new(child, file.clone(), limits).run(report)?;
+    let status = Transfer::new(child, file.clone(), limits).run(caller)?;
     let mut told = Vec::new();
     messages.rewind()?;
     messages.take(MAX_MESSAGES).read_to_end(&mut told)?;
@@ -152,8 +178,13 @@ pub fn download(
 fn failure(told: &str) -> DownloadError {
     let detail = complaint(told);
     // `E: Failed to fetch URI  404  Not Found [IP: …]`
+    // apt with GnuTLS and with OpenSSL: `Certificate verification failed`, `certificate verify failed`.
+    let is_untrusted = ["certificate verif", "certificate validation"]
+        .iter()
+        .any(|words| detail.to_lowercase().contains(words));
     match detail.split("  ").any(|part| part.starts_with("404")) {
         true => DownloadError::NotFound,
+        false if is_untrusted => DownloadError::Untrusted { detail },
         false => DownloadError::Failed { detail },
     }
 }
@@ -175,7 +206,7 @@ impl Transfer {
     }
 
     /// Waits for the end, within the limits.
-    fn run(mut self, report: &dyn Fn(u64)) -> Result<ExitStatus, DownloadError> {
+    fn run(mut self, caller: DownloadCaller<'_>) -> Result<ExitStatus, DownloadError> {
         let began = Instant::now();
         let (mut size, mut grew) = (0, began);
         loop {
@@ -185,7 +216,10 @@ impl Transfer {
             let now = fs::metadata(&self.file).map_or(0, |file| file.len());
             if now != size {
                 (size, grew) = (now, Instant::now());
-                report(size);
+                (caller.report)(size);
+            }
+            if !(caller.is_wanted)() {
+                return Err(DownloadError::Stopped);
             }
             let limits = self.limits;
             if size > limits.bytes {
@@ -227,6 +261,11 @@ mod tests {
         silence: Duration::from_secs(30),
     };
 
+    const WAITING: DownloadCaller<'_> = DownloadCaller {
+        report: &|_| {},
+        is_wanted: &|| true,
+    };
+
     /// A server that answers each request by `answer`; returns its address.
     fn serve(answer: impl Fn(&mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -253,7 +292,7 @@ mod tests {
     fn try_download(uri: &str, limits: DownloadLimits) -> Result<Vec<u8>, DownloadError> {
         let folder = tempfile::tempdir().expect("tempdir");
         let to = folder.path().join("kept");
-        let downloaded = download(uri, folder.path(), limits, &|_| {})?;
+        let downloaded = download(uri, folder.path(), limits, WAITING)?;
         downloaded.keep(&to).expect("kept");
         Ok(fs::read(to).expect("read"))
     }
@@ -304,5 +343,25 @@ mod tests {
         let error = try_download(&uri, hasty).expect_err("silent");
         assert!(matches!(error, DownloadError::Silent(_)), "{error}");
         assert!(began.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn download_that_is_not_wanted_any_more_is_stopped() {
+        let uri = serve(|stream| {
+            send(stream, "200 OK\r\nContent-Length: 5", b"by");
+            std::thread::sleep(Duration::from_secs(60));
+        });
+        let folder = tempfile::tempdir().expect("tempdir");
+        let looks = std::cell::Cell::new(0);
+        let caller = DownloadCaller {
+            is_wanted: &|| {
+                looks.set(looks.get() + 1);
+                looks.get() < 3
+            },
+            ..WAITING
+        };
+        let error = download(&uri, folder.path(), LIMITS, caller).expect_err("stopped");
+        assert!(matches!(error, DownloadError::Stopped), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
     }
 }

@@ -36,7 +36,7 @@ pub use cached_file::{CachedFile, CachedFileError, ChangedFile};
 pub use catalog::{Catalog, CatalogError, Fetched, ImageEntry, ImageKind};
 pub use digest::{Digest, ParseDigestError};
 pub use directory::DirectoryError;
-pub use download::{DownloadError, DownloadLimits, Downloaded, download};
+pub use download::{DownloadCaller, DownloadError, DownloadLimits, Downloaded, download};
 pub use fetch::{FetchError, Freshness, cached, fetch};
 pub use image::{Image, ImageRecord, PackageRecord};
 pub use initramfs::{Initramfs, InitramfsError};

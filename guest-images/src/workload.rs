@@ -39,6 +39,11 @@ const UPROBES: Source = Source {
     text: include_str!("../workload/uprobes.c"),
 };
 
+const THREADS: Source = Source {
+    name: "threads.c",
+    text: include_str!("../workload/threads.c"),
+};
+
 /// Headers for all inits.
 pub(crate) const HEADERS: [Source; 10] = [
     Source {
@@ -163,6 +168,15 @@ pub fn build_uprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "uprobes", UPROBES)
 }
 
+/// Compiles a program of two threads that sleep until the end into `out_dir/threads`. The second thread has the name `second`.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_threads(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "threads", THREADS)
+}
+
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
     compile(out_dir, output, &sources(main), &FLAGS)
 }
@@ -284,7 +298,7 @@ mod tests {
     #[test]
     fn the_other_inits_compile() {
         let dir = tempfile::tempdir().expect("tempdir");
-        for build in [build_kprobes, build_overhead, build_ground] {
+        for build in [build_kprobes, build_overhead, build_ground, build_threads] {
             assert!(build(dir.path()).expect("build").exists());
         }
     }

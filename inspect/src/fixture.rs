@@ -1,6 +1,6 @@
 //! A small kernel for tests: a task with an address space, per-CPU variables, and one page of memory.
 
-use address::Gva;
+use address::{Gva, PAGE_LEN};
 use introspect::btf::synthetic::Blob;
 use introspect::{Btf, SymbolTable, SymbolTableBuilder};
 
@@ -8,7 +8,6 @@ use crate::view::{KernelMemory, KernelView, NotReadable};
 
 pub(crate) const BASE: Gva = Gva(0xffff_ffff_8100_0000);
 pub(crate) const SLIDE: u64 = 0x20_0000;
-const PAGE_BYTES: usize = 4096;
 const MM: u64 = 0x400;
 const OFFSETS: u64 = 0x800;
 const RUN_QUEUE: u64 = 0x100;
@@ -124,7 +123,7 @@ fn symbols() -> SymbolTable {
 
 fn memory() -> Page {
     let running = BASE.0 + SLIDE;
-    let mut page = Page(vec![0; PAGE_BYTES]);
+    let mut page = Page(vec![0; PAGE_LEN]);
     let mut put = |at: u64, bytes: &[u8]| {
         let at = usize::try_from(at).expect("small");
         page.0[at..at + bytes.len()].copy_from_slice(bytes);

@@ -27,5 +27,7 @@ pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use programs::{FileId, FileLayout, FileReader, NoCode, OpenFile, ProgramFrame, Storage};
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;
-pub use tasks::{CgroupPaths, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskReader};
+pub use tasks::{
+    CgroupPaths, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskNumbers, TaskReader,
+};
 pub use view::{KernelMemory, KernelView, NotReadable};

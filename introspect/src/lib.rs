@@ -47,7 +47,9 @@ pub use modules::{
     Module, ModuleEvent, ModuleRegion, ModuleState, ModuleTypes, ModuleTypesError, ModuleUsage,
     Modules, ModulesError, RegionKind,
 };
-pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
+pub use paging::{
+    EntryAt, Level, PagingState, Translation, WalkFault, Walks, entry_at, read_virt, walk,
+};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use percpu::PerCpu;
 pub use signature::Signature;

@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SessionConfig {
         file: &file,
         vmlinux: &vmlinux,
-        kernel: Kernel::from_vmlinux(&vmlinux)?,
+        kernel: Kernel::from_vmlinux(&*vmlinux)?,
         method,
         initrd: initrd.as_deref(),
         cmdline,

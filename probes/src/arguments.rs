@@ -98,12 +98,13 @@ fn of_caller(hit: &mut HitContext<'_>) -> Result<[u64; 6], AccessError> {
 }
 
 fn of_block(hit: &mut HitContext<'_>, block: &ArgumentBlock) -> Result<[u64; 6], Unread> {
-    let state = hit.vcpu.system_state();
+    let state = hit.state();
     let state = state.map_err(|error| Unread::Caller(error.into()))?;
+    let gs = state.registers.system.segments.gs.base;
     let snapshot = Snapshot {
         gprs: Gpr::ALL.map(|register| general_register(&hit.regs, register)),
         rflags: hit.regs.rflags,
-        gs: state.system.segments.gs.base,
+        gs,
     };
     let mut read = |at: Gva, buf: &mut [u8]| hit.read(at, buf).is_ok();
     block.arguments(&snapshot, &mut read).map_err(Unread::Block)

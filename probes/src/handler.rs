@@ -8,8 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
-use introspect::read_virt;
 use text::{GuestError, InstructionFault, KernelTables, Planter, Vcpu};
+
+use crate::hit_state::HitState;
 
 /// The vCPU's action after a pre-handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -115,6 +116,8 @@ pub struct HitContext<'a> {
     pub(crate) changed: bool,
     /// The page tables for the kernel's half of the address space, without a request to the vCPU.
     pub(crate) kernel: Option<KernelTables<'a>>,
+    /// The system registers, once requested.
+    state: Option<HitState>,
 }
 
 impl fmt::Debug for HitContext<'_> {
@@ -139,7 +142,21 @@ impl<'a> HitContext<'a> {
             regs,
             changed: false,
             kernel: None,
+            state: None,
         }
+    }
+
+    /// The system registers and the walks of the page tables, by one request to the vCPU.
+    pub(crate) fn state(&mut self) -> Result<&HitState, GuestError> {
+        Ok(match &mut self.state {
+            Some(state) => state,
+            none => none.insert(self.vcpu.system_state()?.into()),
+        })
+    }
+
+    /// Sets the system registers for all reads of the hit, in place of those of the vCPU.
+    pub(crate) fn set_state(&mut self, state: HitState) {
+        self.state = Some(state);
     }
 
     /// The number of the vCPU, from 0.
@@ -171,8 +188,10 @@ impl<'a> HitContext<'a> {
         {
             return Ok(());
         }
-        let state = self.vcpu.system_state()?;
-        read_virt(&self.planter.own(), &state.paging, at, buf)
+        let planter = self.planter;
+        let walks = &self.state()?.walks;
+        walks
+            .read(&planter.own(), at, buf)
             .map_err(|_| AccessError::NotReadable { at, len: buf.len() })
     }
 
@@ -193,7 +212,7 @@ impl<'a> HitContext<'a> {
     ///
     /// If the address is not mapped, or not memory; some bytes may have been written then.
     pub fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), AccessError> {
-        let state = self.vcpu.system_state()?;
+        let paging = self.state()?.registers.paging;
         let failed = AccessError::NotWritable {
             at,
             len: bytes.len(),
@@ -204,13 +223,16 @@ impl<'a> HitContext<'a> {
             let room = usize::try_from(0x1000 - here.page_offset()).unwrap_or(1);
             // A write to a planted page is merged, at most 8 bytes at a time.
             let len = room.min(bytes.len() - done).min(8);
-            let gpa = introspect::walk(&self.planter, &state.paging, here)
+            let gpa = introspect::walk(&self.planter, &paging, here)
                 .map_err(|_| failed.clone())?
                 .gpa;
             self.planter
                 .write_own(gpa, &bytes[done..done + len])
                 .map_err(|_| failed.clone())?;
             self.planted.refresh(self.planter, gpa, len);
+            if let Some(state) = &mut self.state {
+                state.forget_tables();
+            }
             done += len;
         }
         Ok(())

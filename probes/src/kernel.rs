@@ -1,7 +1,7 @@
 //! The guest's kernel, as known before the run: file, symbols, and the sites the kernel patches.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
@@ -93,7 +93,7 @@ impl Kernel {
     /// # Errors
     ///
     /// If the file is not an ELF kernel, or has no symbols.
-    pub fn from_vmlinux(vmlinux: &[u8]) -> Result<Self, KernelError> {
+    pub fn from_vmlinux(vmlinux: impl Into<Arc<[u8]>>) -> Result<Self, KernelError> {
         let image = KernelImage::parse(vmlinux)?;
         let symbols = kallsyms::from_image(&image)?;
         let sites = PatchSites::read(&image, &symbols);
@@ -234,10 +234,9 @@ impl Kernel {
     /// The location of the task that a processor runs; `None` if the kernel's types and symbols do not reveal it. Computed at the first
     /// call.
     #[must_use]
-    pub fn tasks(&self) -> Option<TaskLayout> {
-        *self
-            .tasks
-            .get_or_init(|| TaskLayout::new(self.types().ok()?, &self.symbols))
+    pub fn tasks(&self) -> Option<&TaskLayout> {
+        let layout = || TaskLayout::new(self.types().ok()?, &self.symbols);
+        self.tasks.get_or_init(layout).as_ref()
     }
 
     /// The facts that decide whether a jump can replace a probe's plant. The first call computes them, which takes up to a second; do not

@@ -10,6 +10,7 @@ pub mod bench;
 mod code;
 mod engine;
 mod handler;
+mod hit_state;
 mod inject;
 mod kernel;
 mod module;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use introspect::tracepoints::ModuleTracepoints;
 use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
 use text::{Planter, Spot};
@@ -12,7 +12,6 @@ use text::{Planter, Spot};
 use crate::code::KernelCode;
 use crate::kernel::MAX_FUNCTION_BYTES;
 
-const PAGE_BYTES: u64 = 0x1000;
 /// The maximum number of code pages: no module has more code, so a larger size is not believed.
 const MAX_TEXT_PAGES: usize = 1 << 14;
 

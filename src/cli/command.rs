@@ -73,6 +73,9 @@ pub(crate) enum Command {
     /// Write the man pages and the shell completions of this command, for packages
     #[command(hide = true)]
     PackageFiles(PackageFilesArgs),
+    /// Fetch debug files of modules for another hyprobe, which is confined; the requests come on standard input
+    #[command(hide = true)]
+    FetchDebugFiles,
 }
 
 /// Which manifest, and which kernel.

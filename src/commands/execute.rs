@@ -1,6 +1,8 @@
 //! From the command line to the subcommand.
 
-use super::{check, doctor, images, package_files, remote, run, symbols, test, types};
+use super::{
+    check, doctor, fetch_debug_files, images, package_files, remote, run, symbols, test, types,
+};
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 use crate::failure;
@@ -27,6 +29,7 @@ pub(crate) fn execute(cli: &Cli) -> Exit {
         Command::Print(args) => remote::print(args).map_err(boxed),
         Command::Images(command) => images::images(command).map_err(boxed),
         Command::PackageFiles(args) => package_files::write(args).map_err(boxed),
+        Command::FetchDebugFiles => fetch_debug_files::serve().map_err(boxed),
     };
     done.unwrap_or_else(|failure| {
         failure::print(failure.as_ref());

@@ -3,6 +3,7 @@
 mod check;
 mod doctor;
 mod execute;
+mod fetch_debug_files;
 mod images;
 mod named_kernel;
 mod named_sites;

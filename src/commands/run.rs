@@ -25,7 +25,7 @@ use crate::run::merge::{MergeError, Plan, merge};
 use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
-use crate::source_lines::{MayFetch, SourceLinesError, debug_folders, replace};
+use crate::source_lines::{FetchProcess, MayFetch, SourceLinesError, debug_folders, replace};
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
@@ -156,9 +156,14 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         print_note(printable(note).into_owned());
     }
     let kernel = &guest.kernel;
-    let lines = replaced.info;
-    let lines = lines.map(|(info, files)| FrameLines::new(info, kernel.symbols().clone(), files));
+    let files = replaced.files;
+    let mut lines = files.map(|files| FrameLines::new(files, kernel.symbols().clone()));
     let has_lines = lines.is_some();
+    // With `--user`, the process would keep root's rights, and the new user cannot read root's cache.
+    if let (Some(lines), None) = (&mut lines, &identity) {
+        let process = FetchProcess::start(&print_note);
+        lines.fetch_by(process.as_ref().map(FetchProcess::fetch));
+    }
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
     guest.check(&config)?;
     let place = Place::find(

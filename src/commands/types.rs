@@ -11,7 +11,7 @@ use probes::{Kernel, KernelError};
 use thiserror::Error;
 
 use super::named_kernel::{NamedKernel, NamedKernelError};
-use super::remote::{DumpViewError, RemoteError, open_dump};
+use super::remote::{DumpFile, DumpViewError, RemoteError};
 use crate::cli::TypesArgs;
 use crate::exit::{Exit, Failure};
 use crate::report::{Progress, printable};
@@ -99,8 +99,8 @@ pub(crate) fn types(args: &TypesArgs) -> Result<Exit, TypesError> {
 fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
     let (file, image) = (args.kernel.as_deref(), args.image.as_deref());
     if let Some(path) = &args.dump {
-        let kernel = open_dump(path)?;
-        return find(kernel.types(), &args.name, path);
+        let dump = DumpFile::open(path)?;
+        return find(dump.types(), &args.name, path);
     }
     if let (None, None, Some(socket)) = (file, image, &args.socket) {
         let mut client = Client::new(socket).map_err(RemoteError::from)?;
@@ -110,7 +110,7 @@ fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
     let named = NamedKernel::read(file, image, &progress);
     progress.clear();
     let NamedKernel { path, vmlinux } = named?;
-    let kernel = match Kernel::from_vmlinux(&vmlinux) {
+    let kernel = match Kernel::from_vmlinux(&*vmlinux) {
         Ok(kernel) => kernel,
         Err(source) => return Err(TypesError::Contents { path, source }),
     };

@@ -1,38 +1,56 @@
 //! The source lines of the frames of stacks, from the debug information of the kernel and of its modules.
 
+use std::time::Duration;
+
 use address::Gva;
-use debuginfo::{DebugInfo, LookupError};
+use debuginfo::LookupError;
 use errors::chain;
 use events::{Event, FrameSource, StackFrame, Summary};
 use introspect::SymbolTable;
 
 use super::code_lines::{CodeLines, SymbolPlace};
 use super::module_lines::ModuleLines;
-use crate::source_lines::{ModuleFiles, ModuleId};
+use crate::source_lines::{LineFiles, ModuleFetch, ModuleId};
+
+/// The wait for files that are being fetched at the guest's end. Less than the limit of an output that stalls after a ctrl-C.
+const WAIT_AT_END: Duration = Duration::from_secs(2);
 
 /// Looks frames up by their symbols.
 #[derive(Debug)]
 pub(crate) struct FrameLines {
-    kernel: CodeLines,
+    /// Those of the kernel, or the reason why there are none.
+    kernel: Result<CodeLines, String>,
     modules: ModuleLines,
     /// Whether there was a note about damaged debug information.
     has_noted_damage: bool,
+    /// Whether there was a note about the kernel's missing file.
+    has_noted_kernel: bool,
     /// The notes since the last [`take_notes`](Self::take_notes).
     notes: Vec<String>,
 }
 
 impl FrameLines {
-    /// Lines for the kernel with `symbols`, of which `info` is the debug information, and for its modules with the debug files `modules`.
-    pub(crate) fn new(info: DebugInfo, symbols: SymbolTable, modules: ModuleFiles) -> Self {
+    /// Lines for the kernel with `symbols`, and for its modules, by the debug files `files`.
+    pub(crate) fn new(files: LineFiles, symbols: SymbolTable) -> Self {
+        let kernel = files.kernel.map(|info| CodeLines::new(info, symbols));
         Self {
-            kernel: CodeLines::new(info, symbols),
-            modules: ModuleLines::new(modules),
+            kernel,
+            modules: ModuleLines::new(files.modules),
             has_noted_damage: false,
+            has_noted_kernel: false,
             notes: Vec::new(),
         }
     }
 
-    /// Opens the debug files of modules on a thread of its own from now on: the thread that looks frames up may open no file.
+    /// Fetches the missing debug files of modules by `fetch`: at once, or on a thread after [`open_on_thread`](Self::open_on_thread).
+    pub(crate) fn fetch_by(&mut self, fetch: Option<ModuleFetch>) {
+        if let Some(fetch) = fetch {
+            self.modules.fetch_by(fetch);
+        }
+    }
+
+    /// Opens and fetches the debug files of modules on threads of their own from now on: the thread that looks frames up may open no file.
+    /// A frame does not wait for a fetch.
     ///
     /// # Errors
     ///
@@ -56,8 +74,16 @@ impl FrameLines {
         }
     }
 
-    /// Adds the lines to the stacks at the guest's end.
+    /// Adds the lines to the stacks at the guest's end. Waits a moment for the files that are being fetched.
     pub(crate) fn summary(&mut self, summary: &mut Summary) {
+        self.stacks_of(summary);
+        if self.modules.await_fetches(WAIT_AT_END) {
+            self.stacks_of(summary);
+        }
+        self.notes.extend(self.modules.take_notes());
+    }
+
+    fn stacks_of(&mut self, summary: &mut Summary) {
         for vcpu in &mut summary.guest.vcpus {
             self.stack(&mut vcpu.stack);
         }
@@ -78,18 +104,29 @@ impl FrameLines {
         let place = SymbolPlace::parse(frame.symbol.as_deref()?)?;
         let (lines, address) = match &frame.module {
             None => {
-                let address = self.kernel.in_kernel(&place, frame.address.0)?;
-                (&mut self.kernel, address)
+                let kernel = match &mut self.kernel {
+                    Ok(kernel) => kernel,
+                    Err(why) => {
+                        if !std::mem::replace(&mut self.has_noted_kernel, true) {
+                            let note = format!("frames of the kernel have no source lines: {why}");
+                            self.notes.push(note);
+                        }
+                        return None;
+                    }
+                };
+                let address = kernel.in_kernel(&place, frame.address.0)?;
+                (kernel, address)
             }
             Some(module) => {
                 let module = ModuleId {
                     name: module.clone(),
                     build_id: frame.build_id.clone()?,
                 };
-                let lines = match self.modules.of(&module) {
-                    Ok(lines) => lines?,
-                    Err(note) => {
-                        self.notes.push(note);
+                let lines = self.modules.of(&module);
+                let lines = match lines {
+                    Some(lines) => lines,
+                    None => {
+                        self.notes.extend(self.modules.take_notes());
                         return None;
                     }
                 };

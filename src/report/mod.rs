@@ -11,11 +11,13 @@
 //! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
 mod code_lines;
+mod edge;
 mod error;
 mod frame_lines;
 mod json;
 mod lines;
 mod module_lines;
+mod module_opener;
 mod printable;
 mod progress;
 mod sink;

@@ -1,50 +1,46 @@
 //! The debug information of the modules that stacks go through.
 //!
-//! A file is opened when the first frame of its module comes. The thread that writes a run's output may open no file, so it asks another
-//! thread, and waits for the answer.
+//! A file is opened when the first frame of its module comes. If this host does not have the file and `DEBUGINFOD_URLS` names servers, the file
+//! is fetched meanwhile, and the later frames have lines.
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use debuginfo::DebugInfo;
 use errors::chain;
 
 use super::code_lines::CodeLines;
-use crate::source_lines::{ModuleFileError, ModuleFiles, ModuleId};
+use super::module_opener::{FetchState, Fetched, Fetcher, Opener};
+use crate::source_lines::{ModuleFetch, ModuleFileError, ModuleFiles, ModuleId};
 
 /// The most modules of a run: a guest may name any number.
 const MAX_MODULES: usize = 256;
 /// The most debug information of modules in memory. That of Debian's largest module has 60 MB.
 const MAX_BYTES: u64 = 1 << 30;
 
-type Answer = Result<DebugInfo, ModuleFileError>;
-
-/// Where files are opened.
+/// A module of the guest.
 #[derive(Debug)]
-enum Opener {
-    /// On the thread that looks frames up.
-    Here(Box<ModuleFiles>),
-    /// On a thread of its own.
-    There {
-        wanted: Sender<ModuleId>,
-        opened: Receiver<Answer>,
-    },
-    /// Nowhere: the thread could not be started, or has ended.
-    Nowhere,
+enum KnownModule {
+    Lines(Box<CodeLines>),
+    /// Without a file, for this reason.
+    Fetching(ModuleFileError),
+    NoLines,
 }
 
 /// The modules of stacks, with their debug information.
 #[derive(Debug)]
 pub(super) struct ModuleLines {
     opener: Opener,
-    /// `None` for a module without a file.
-    known: HashMap<ModuleId, Option<CodeLines>>,
+    fetcher: Fetcher,
+    known: HashMap<ModuleId, KnownModule>,
     /// The size of the debug information of all known modules.
     bytes: u64,
-    /// Whether a note has named a module without a file, or the limit.
+    /// Whether a note has named a module without a file, a module whose file is being fetched, or the limit.
     has_noted_missing: bool,
+    has_noted_fetch: bool,
     has_noted_limit: bool,
+    notes: Vec<String>,
 }
 
 impl ModuleLines {
@@ -52,90 +48,138 @@ impl ModuleLines {
     pub(super) fn new(files: ModuleFiles) -> Self {
         Self {
             opener: Opener::Here(Box::new(files)),
+            fetcher: Fetcher::Off,
             known: HashMap::new(),
             bytes: 0,
             has_noted_missing: false,
+            has_noted_fetch: false,
             has_noted_limit: false,
+            notes: Vec::new(),
         }
     }
 
-    /// Opens files on a thread of its own from now on, which ends with `self`.
-    pub(super) fn open_on_thread(&mut self) -> io::Result<()> {
-        let Opener::Here(mut files) = std::mem::replace(&mut self.opener, Opener::Nowhere) else {
-            return Ok(());
-        };
-        let (wanted, requests) = channel::<ModuleId>();
-        let (answers, opened) = channel();
-        std::thread::Builder::new()
-            .name("debug-files".to_owned())
-            .spawn(move || {
-                for module in requests {
-                    if answers.send(files.open(&module)).is_err() {
-                        break;
-                    }
-                }
-            })?;
-        self.opener = Opener::There { wanted, opened };
-        Ok(())
+    /// Fetches missing files by `fetch` from now on.
+    pub(super) fn fetch_by(&mut self, fetch: ModuleFetch) {
+        self.fetcher = Fetcher::Here(fetch);
     }
 
-    /// The debug information of `module`.
-    ///
-    /// # Errors
-    ///
-    /// A note about missing lines, the first time.
-    pub(super) fn of(&mut self, module: &ModuleId) -> Result<Option<&mut CodeLines>, String> {
-        let mut note = None;
+    /// Opens and fetches files on threads of their own from now on, which end with `self`.
+    pub(super) fn open_on_thread(&mut self) -> io::Result<()> {
+        self.opener.move_to_thread()?;
+        self.fetcher.move_to_thread()
+    }
+
+    /// The reasons why frames have no lines, a sentence each: those since the last call.
+    pub(super) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// The debug information of `module`; `None` without a file, or before it is open.
+    pub(super) fn of(&mut self, module: &ModuleId) -> Option<&mut CodeLines> {
+        while let Some((fetched, answer)) = self.fetcher.answer() {
+            self.end_fetch(fetched, answer);
+        }
         if !self.known.contains_key(module) {
-            let opened = match self.has_room() {
-                true => self.open(module),
+            let found = match self.has_room() {
+                true => self.find(module),
                 false => {
-                    note = self.limit_note();
-                    None
+                    self.note_limit();
+                    KnownModule::NoLines
                 }
-            };
-            let lines = match opened {
-                Some(Ok(info)) => {
-                    self.bytes += info.bytes();
-                    let symbols = info.symbols().clone();
-                    Some(CodeLines::new(info, symbols))
-                }
-                Some(Err(error)) => {
-                    note = self.note(module, &error);
-                    None
-                }
-                None => None,
             };
             if self.known.len() < MAX_MODULES {
-                self.known.insert(module.clone(), lines);
+                self.known.insert(module.clone(), found);
             }
         }
-        match note {
-            Some(note) => Err(note),
-            None => Ok(self.known.get_mut(module).and_then(Option::as_mut)),
+        match self.known.get_mut(module)? {
+            KnownModule::Lines(lines) => Some(lines),
+            KnownModule::Fetching(_) | KnownModule::NoLines => None,
         }
+    }
+
+    /// Waits for the files that are being fetched, `limit` at the longest. Returns whether one has come.
+    pub(super) fn await_fetches(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut has_come = false;
+        while self.is_fetching() {
+            let Some((module, answer)) = self.fetcher.answer_before(deadline) else {
+                break;
+            };
+            has_come |= answer.is_ok();
+            self.end_fetch(module, answer);
+        }
+        let pending = self.known.values();
+        let pending = pending.filter(|known| matches!(known, KnownModule::Fetching(_)));
+        let pending = pending.count();
+        if pending > 0 {
+            self.notes.push(format!(
+                "modules whose debug files had not been fetched when the guest ended: {pending}"
+            ));
+        }
+        has_come
+    }
+
+    fn is_fetching(&self) -> bool {
+        let mut known = self.known.values();
+        known.any(|known| matches!(known, KnownModule::Fetching(_)))
     }
 
     fn has_room(&self) -> bool {
         self.known.len() < MAX_MODULES && self.bytes < MAX_BYTES
     }
 
-    fn open(&mut self, module: &ModuleId) -> Option<Answer> {
-        match &mut self.opener {
-            Opener::Here(files) => Some(files.open(module)),
-            Opener::There { wanted, opened } => {
-                wanted.send(module.clone()).ok()?;
-                opened.recv().ok()
+    /// Opens the file of a module that is not known yet, or begins to fetch the file.
+    fn find(&mut self, module: &ModuleId) -> KnownModule {
+        let missing = match self.opener.open(module) {
+            Some(Ok(info)) => return self.lines(info),
+            Some(Err(error @ ModuleFileError::Missing { .. })) => error,
+            Some(Err(error)) => return self.without(module, &error),
+            None => return KnownModule::NoLines,
+        };
+        match self.fetcher.fetch(module) {
+            FetchState::Off => self.without(module, &missing),
+            FetchState::Done(answer) => self.fetched(module, answer, missing),
+            FetchState::Begun => {
+                self.note_fetch(module);
+                KnownModule::Fetching(missing)
             }
-            Opener::Nowhere => None,
         }
     }
 
-    /// The note about a module. Stacks go through many modules, so only the first without a file is named.
-    fn note(&mut self, module: &ModuleId, error: &ModuleFileError) -> Option<String> {
+    fn end_fetch(&mut self, module: ModuleId, answer: Fetched) {
+        // Of another module nothing is fetched.
+        if let Some(KnownModule::Fetching(missing)) = self.known.remove(&module) {
+            let found = self.fetched(&module, answer, missing);
+            self.known.insert(module, found);
+        }
+    }
+
+    /// The module after the fetch.
+    fn fetched(
+        &mut self,
+        module: &ModuleId,
+        answer: Fetched,
+        missing: ModuleFileError,
+    ) -> KnownModule {
+        match answer.map(|()| self.opener.open(module)) {
+            Ok(Some(Ok(info))) => self.lines(info),
+            Ok(Some(Err(error))) => self.without(module, &error),
+            Ok(None) => KnownModule::NoLines,
+            Err(error) => self.without(module, &missing.with_fetch(error)),
+        }
+    }
+
+    fn lines(&mut self, info: DebugInfo) -> KnownModule {
+        self.bytes += info.bytes();
+        let symbols = info.symbols().clone();
+        KnownModule::Lines(Box::new(CodeLines::new(info, symbols)))
+    }
+
+    /// Notes the reason. Stacks go through many modules, so only the first without a file is named.
+    fn without(&mut self, module: &ModuleId, error: &ModuleFileError) -> KnownModule {
         let is_missing = matches!(error, ModuleFileError::Missing { .. });
         if is_missing && std::mem::replace(&mut self.has_noted_missing, true) {
-            return None;
+            return KnownModule::NoLines;
         }
         let others = match is_missing {
             true => "; further modules without a file are not named",
@@ -143,19 +187,28 @@ impl ModuleLines {
         };
         let why = chain(error);
         let name = &module.name;
-        Some(format!(
+        self.notes.push(format!(
             "frames of the module `{name}` have no source lines: {why}{others}"
-        ))
+        ));
+        KnownModule::NoLines
     }
 
-    fn limit_note(&mut self) -> Option<String> {
-        let is_first = !std::mem::replace(&mut self.has_noted_limit, true);
-        is_first.then(|| {
-            format!(
+    fn note_fetch(&mut self, module: &ModuleId) {
+        if !std::mem::replace(&mut self.has_noted_fetch, true) {
+            let name = &module.name;
+            self.notes.push(format!(
+                "frames of the module `{name}` have no source lines until its debug file is fetched; further modules are fetched without a note"
+            ));
+        }
+    }
+
+    fn note_limit(&mut self) {
+        if !std::mem::replace(&mut self.has_noted_limit, true) {
+            self.notes.push(format!(
                 "frames of further modules have no source lines: {MAX_MODULES} modules, or {} MiB of debug information, are the most of a run",
                 MAX_BYTES >> 20
-            )
-        })
+            ));
+        }
     }
 }
 
@@ -163,7 +216,10 @@ impl ModuleLines {
 mod tests {
     use std::path::Path;
 
+    use debuginfo::synthetic::Program;
+
     use super::*;
+    use crate::source_lines::FetchModuleError;
 
     #[test]
     fn modules_of_a_hostile_guest_have_a_limit_and_notes_are_few() {
@@ -180,10 +236,8 @@ mod tests {
                 };
                 // The second look-up of a module has no note.
                 for _ in 0..2 {
-                    match lines.of(&module) {
-                        Ok(found) => assert!(found.is_none()),
-                        Err(note) => notes.push(note),
-                    }
+                    assert!(lines.of(&module).is_none());
+                    notes.extend(lines.take_notes());
                 }
             }
             assert_eq!(lines.known.len(), MAX_MODULES);
@@ -198,5 +252,83 @@ mod tests {
             );
             assert!(limit.contains("256 modules"), "{limit}");
         }
+    }
+
+    fn module(number: usize) -> ModuleId {
+        ModuleId {
+            name: format!("m{number}"),
+            build_id: "00ab".to_owned(),
+        }
+    }
+
+    fn without_files() -> ModuleLines {
+        ModuleLines::new(ModuleFiles::below(Path::new("/nonexistent"), "6.1"))
+    }
+
+    #[test]
+    fn frame_does_not_wait_for_a_fetch_and_the_failure_is_noted_when_it_comes() {
+        let mut lines = without_files();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        lines.fetch_by(ModuleFetch::new(move |_| {
+            let _ = wait.recv();
+            Err(FetchModuleError::Limit)
+        }));
+        lines.open_on_thread().expect("threads");
+        assert!(lines.of(&module(0)).is_none());
+        let notes = lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.contains("until its debug file is fetched")),
+            "{notes:?}"
+        );
+        go.send(()).expect("the thread waits");
+        assert!(!lines.await_fetches(Duration::from_secs(60)));
+        let notes = lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.contains("`m0`") && note.contains("64 modules")),
+            "{notes:?}"
+        );
+        assert!(lines.of(&module(0)).is_none() && lines.take_notes().is_empty());
+    }
+
+    #[test]
+    fn fetch_that_has_not_ended_at_the_guest_s_end_is_noted() {
+        let mut lines = without_files();
+        let (_go, wait) = std::sync::mpsc::channel::<()>();
+        lines.fetch_by(ModuleFetch::new(move |_| {
+            let _ = wait.recv();
+            Ok(())
+        }));
+        lines.open_on_thread().expect("threads");
+        assert!(lines.of(&module(0)).is_none());
+        lines.take_notes();
+        assert!(!lines.await_fetches(Duration::ZERO));
+        let notes = lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.contains("had not been fetched when the guest ended: 1")),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn fetch_on_the_same_thread_is_followed_by_another_look_at_the_files() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let source = "int begin(int n)\n{\n\treturn n + 1;\n}\n";
+        let program = Program::of_sources(&[("m.c", source)], &["-r", "-mcmodel=kernel"]);
+        let info = DebugInfo::open_module(&program.path(), &[]).expect("a module");
+        let module = ModuleId {
+            name: "m".to_owned(),
+            build_id: info.build_id().expect("a build-id").to_string(),
+        };
+        let id = module.build_id.clone();
+        let to = folder.path().join(".build-id").join(&id[..2]);
+        let file = to.join(format!("{}.debug", &id[2..]));
+        let mut lines = ModuleLines::new(ModuleFiles::below(folder.path(), "6.1"));
+        lines.fetch_by(ModuleFetch::new(move |_| {
+            std::fs::create_dir_all(&to).expect("made");
+            std::fs::copy(program.path(), &file).expect("copied");
+            Ok(())
+        }));
+        assert!(lines.of(&module).is_some());
+        assert_eq!(lines.take_notes(), [] as [&str; 0]);
     }
 }

@@ -43,6 +43,12 @@ impl Ink {
     }
 }
 
+/// The columns of the terminal, if a standard stream is a terminal.
+pub(super) fn columns() -> Option<usize> {
+    let (terminal_size::Width(columns), _) = terminal_size::terminal_size()?;
+    Some(usize::from(columns))
+}
+
 impl Style {
     /// No colour, no edge.
     pub const fn plain() -> Self {
@@ -58,10 +64,7 @@ impl Style {
         let dumb = set("TERM").is_none_or(|term| term == "dumb");
         Self {
             colour: is_terminal && !dumb && set("NO_COLOR").is_none(),
-            width: is_terminal
-                .then(terminal_size::terminal_size)
-                .flatten()
-                .map(|(terminal_size::Width(columns), _)| usize::from(columns)),
+            width: is_terminal.then(columns).flatten(),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Events for people.
 
 use std::borrow::Cow;
+use std::time::Instant;
 
 use events::{DataWrite, Event, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task};
 use manifest::ProbeKind;
 
+use super::edge::Edge;
 use super::printable::printable;
 use super::style::{Ink, Style};
 use super::table;
@@ -22,6 +24,7 @@ const STACK_INDENT: usize = 20;
 #[derive(Debug)]
 pub struct Formatter {
     style: Style,
+    edge: Edge,
     /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
     task_width: usize,
@@ -35,6 +38,7 @@ impl Formatter {
         let prefix = if among_console { ">> " } else { "" };
         Self {
             style,
+            edge: Edge::new(style.width),
             prefix,
             task_width: 0,
             registers: false,
@@ -49,6 +53,7 @@ impl Formatter {
 
     /// Appends one event as a line, the summary as a table.
     pub fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
+        self.style.width = self.edge.columns(Instant::now());
         match event {
             Event::Hit(hit) => {
                 let params: Vec<String> = match &hit.params {
@@ -169,14 +174,18 @@ impl Formatter {
             return;
         }
         for row in registers(regs) {
-            let row = row.map(|(name, value)| format!("{name:>6} {:#018x}", value.0));
+            let row = row.map(|(name, value)| match name {
+                // The upper half is reserved.
+                "rflags" => format!("{name} {:#010x}", value.0),
+                _ => format!("{name:>3} {:#018x}", value.0),
+            });
             line(
                 out,
                 format_args!(
                     "{}{:11}{}",
                     self.style.paint(Ink::Faint, self.prefix),
                     "",
-                    self.style.paint(Ink::Faint, row.concat()),
+                    self.style.paint(Ink::Faint, row.join(" ")),
                 ),
             );
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use files::ReadError;
 use introspect::optimise::{DamagedSurvey, Survey};
@@ -110,18 +111,17 @@ impl Failure for GuestError {
     }
 }
 
-/// Reads the kernel `input`. Returns the file, the ELF in the file, and the parsed kernel.
+/// Reads the kernel `input`. Returns the file, the ELF in the file, and the parsed kernel, which shares the ELF's bytes.
 pub(crate) fn load_kernel(
     input: &KernelInput,
     say: &dyn Fn(String),
-) -> Result<(KernelFile, Vec<u8>, Kernel), GuestError> {
+) -> Result<(KernelFile, Arc<[u8]>, Kernel), GuestError> {
     let path = input.path();
     say(format!("reading {}", path.display()));
     let file = input.open()?;
-    let vmlinux = file.vmlinux().map_err(OpenKernelError::from)?;
-    let vmlinux = vmlinux.into_owned();
-    let kernel =
-        Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents { path, source })?;
+    let vmlinux: Arc<[u8]> = file.vmlinux().map_err(OpenKernelError::from)?.into();
+    let kernel = Kernel::from_vmlinux(Arc::clone(&vmlinux))
+        .map_err(|source| GuestError::Contents { path, source })?;
     Ok((file, vmlinux, kernel))
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct Guest {
     /// The kernel's file.
     pub(crate) file: KernelFile,
     /// The ELF in the kernel's file.
-    pub(crate) vmlinux: Vec<u8>,
+    pub(crate) vmlinux: Arc<[u8]>,
     /// The parsed kernel.
     pub(crate) kernel: Kernel,
     /// The first file system.

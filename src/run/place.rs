@@ -168,7 +168,7 @@ fn nested_kernel(config: &RunConfig, guest: Guest, say: &dyn Fn(String)) -> Gues
         guest.kernel.survey().to_bytes()
     });
     let file = match config.boot {
-        Boot::Direct => guest.vmlinux,
+        Boot::Direct => guest.vmlinux.to_vec(),
         Boot::BzImage => guest.file.bytes().to_vec(),
     };
     GuestKernel { file, survey }

@@ -1,13 +1,15 @@
 //! The kernel's debug file: given by the user, or found.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use debuginfo::{DebugInfo, OpenError};
+use errors::chain;
 use files::ReadError;
 use thiserror::Error;
 
-use super::debuginfod::{Debuginfod, FetchFileError};
+use super::debuginfod::{Debuginfod, FetchFileError, FetchRequest, KERNEL_LIMITS};
 use super::identity::KernelIdentity;
 use crate::exit::{Exit, Failure};
 
@@ -77,6 +79,21 @@ impl From<FetchFileError> for DebugFileError {
     }
 }
 
+impl DebugFileError {
+    /// The reason without a probe, for frames of the kernel, and what the user can do.
+    pub(crate) fn reason(&self) -> String {
+        let why = match self {
+            Self::Missing { build_id, .. } => {
+                format!("this host has no debug file of the kernel with the build-id {build_id}")
+            }
+            Self::Unusable { source, .. } => chain(source),
+            other => chain(other),
+        };
+        let help = self.help().map(|help| format!(": {help}"));
+        why + &help.unwrap_or_default()
+    }
+}
+
 impl Failure for DebugFileError {
     fn exit(&self) -> Exit {
         Exit::Usage
@@ -112,6 +129,15 @@ pub(crate) enum MayFetch<'s> {
     /// From the servers of debuginfod, if the environment names any. The function gets the progress.
     Yes(&'s dyn Fn(String)),
     No,
+}
+
+impl fmt::Debug for MayFetch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Yes(_) => "Yes",
+            Self::No => "No",
+        })
+    }
 }
 
 /// Opens the file `given`, or else a file that belongs to `kernel` and exists on this host or, with `may_fetch`, on a server of debuginfod; `spec`
@@ -154,7 +180,13 @@ fn search(
     }
     if let (Some((servers, id)), MayFetch::Yes(say)) = (by_id, may_fetch) {
         let opened = |path: &Path| named(path, kernel);
-        match servers.fetch(id, opened, say) {
+        let request = FetchRequest {
+            build_id: id,
+            limits: KERNEL_LIMITS,
+            say,
+            is_wanted: &|| true,
+        };
+        match servers.fetch(request, opened) {
             Ok(Some(info)) => return Ok(info),
             Ok(None) => (),
             Err(error) => last = Some(error),

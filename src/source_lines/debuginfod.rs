@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_images::{DownloadError, DownloadLimits, Downloaded, download};
+use guest_images::{DownloadCaller, DownloadError, DownloadLimits, Downloaded, download};
 use thiserror::Error;
 
 use super::identity::DEBUG_ROOT;
@@ -23,12 +23,19 @@ const CACHE_FOLDER: &str = "debuginfod_client";
 const FILE: &str = "debuginfo";
 /// The most servers that are asked.
 const MAX_SERVERS: usize = 16;
+/// As elfutils.
+const SILENCE: Duration = Duration::from_secs(90);
 /// A kernel with debug information has less than 1 GiB.
-const LIMITS: DownloadLimits = DownloadLimits {
+pub(super) const KERNEL_LIMITS: DownloadLimits = DownloadLimits {
     bytes: 4 << 30,
     time: Duration::from_secs(30 * 60),
-    // As elfutils.
-    silence: Duration::from_secs(90),
+    silence: SILENCE,
+};
+/// Debian's largest module with debug information has less than 100 MiB.
+pub(super) const MODULE_LIMITS: DownloadLimits = DownloadLimits {
+    bytes: 256 << 20,
+    time: Duration::from_secs(5 * 60),
+    silence: SILENCE,
 };
 const MIB: u64 = 1 << 20;
 
@@ -53,6 +60,17 @@ pub(crate) enum FetchFileError {
         /// The cause.
         source: io::Error,
     },
+}
+
+/// A debug file that a server may have, and the limits of the download.
+#[derive(Clone, Copy)]
+pub(super) struct FetchRequest<'r> {
+    pub(super) build_id: &'r str,
+    pub(super) limits: DownloadLimits,
+    /// Gets the progress.
+    pub(super) say: &'r dyn Fn(String),
+    /// Whether the caller still wants the file.
+    pub(super) is_wanted: &'r dyn Fn() -> bool,
 }
 
 /// The folders with the debug files of this host: that of packages, and the cache.
@@ -105,6 +123,16 @@ impl Debuginfod {
         }
     }
 
+    /// The servers, for messages.
+    pub(super) fn names(&self) -> String {
+        self.servers.join(", ")
+    }
+
+    /// Makes the folder of the cache: a process cannot keep the right to read a folder that does not exist.
+    pub(super) fn make_cache(&self) -> io::Result<()> {
+        make_folder(&self.cache)
+    }
+
     /// The debug file with this build-id, if the cache has it.
     pub(super) fn cached(&self, build_id: &str) -> Option<PathBuf> {
         let place = self.place(build_id)?;
@@ -119,14 +147,14 @@ impl Debuginfod {
         is_id.then(|| self.cache.join(build_id).join(FILE))
     }
 
-    /// Fetches the debug file with this build-id from the first server that has it; `None` if none has. `open` checks the file, which comes
-    /// into the cache only if the check succeeds. `say` gets the progress.
+    /// Fetches the debug file of `request` from the first server that has it; `None` if none has. `open` checks the file, which comes
+    /// into the cache only if the check succeeds.
     pub(super) fn fetch<T, E: From<FetchFileError>>(
         &self,
-        build_id: &str,
+        request: FetchRequest<'_>,
         open: impl Fn(&Path) -> Result<T, E>,
-        say: &dyn Fn(String),
     ) -> Result<Option<T>, E> {
+        let build_id = request.build_id;
         let Some(to) = self.place(build_id) else {
             return Ok(None);
         };
@@ -135,12 +163,10 @@ impl Debuginfod {
             folder: folder.clone(),
             source,
         };
-        let mut maker = DirBuilder::new();
-        let made = maker.recursive(true).mode(0o700).create(&folder);
-        made.map_err(failed)?;
+        make_folder(&folder).map_err(failed)?;
         let mut last = None;
         for server in &self.servers {
-            match self.download(server, build_id, &folder, say) {
+            match download_from(server, request, &folder) {
                 Ok(downloaded) => match open(downloaded.path()) {
                     Ok(opened) => {
                         downloaded.keep(&to).map_err(failed)?;
@@ -150,6 +176,7 @@ impl Debuginfod {
                 },
                 Err(DownloadError::NotFound) => (),
                 Err(source) => {
+                    let is_stopped = matches!(source, DownloadError::Stopped);
                     let (build_id, server) = (build_id.to_owned(), server.clone());
                     let error = FetchFileError::Download {
                         build_id,
@@ -157,6 +184,9 @@ impl Debuginfod {
                         source: Box::new(source),
                     };
                     last = Some(error.into());
+                    if is_stopped {
+                        break;
+                    }
                 }
             }
         }
@@ -164,24 +194,32 @@ impl Debuginfod {
         let _ = fs::remove_dir(&folder);
         last.map_or(Ok(None), Err)
     }
+}
 
-    fn download(
-        &self,
-        server: &str,
-        build_id: &str,
-        folder: &Path,
-        say: &dyn Fn(String),
-    ) -> Result<Downloaded, DownloadError> {
-        say(format!("asking {server} for the debug information"));
-        let uri = format!("{server}/buildid/{build_id}/{FILE}");
-        let report = |bytes: u64| {
-            let mib = bytes / MIB;
-            say(format!(
-                "fetching the debug information from {server}, {mib} MiB so far"
-            ));
-        };
-        download(&uri, folder, LIMITS, &report)
-    }
+fn download_from(
+    server: &str,
+    request: FetchRequest<'_>,
+    folder: &Path,
+) -> Result<Downloaded, DownloadError> {
+    let say = request.say;
+    say(format!("asking {server} for the debug information"));
+    let uri = format!("{server}/buildid/{}/{FILE}", request.build_id);
+    let report = |bytes: u64| {
+        let mib = bytes / MIB;
+        say(format!(
+            "fetching the debug information from {server}, {mib} MiB so far"
+        ));
+    };
+    let caller = DownloadCaller {
+        report: &report,
+        is_wanted: request.is_wanted,
+    };
+    download(&uri, folder, request.limits, caller)
+}
+
+/// Makes a folder of the user's cache, and those above.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 #[cfg(test)]

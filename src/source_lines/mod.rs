@@ -6,8 +6,13 @@
 
 mod debug_file;
 mod debuginfod;
+mod fetch_process;
 mod identity;
+mod known_builds;
+mod module_fetch;
+mod module_file_error;
 mod module_files;
+mod module_id;
 mod module_sites;
 mod named_files;
 mod replace;
@@ -17,9 +22,16 @@ mod spellings;
 
 pub(crate) use debug_file::{MayFetch, open};
 pub(crate) use debuginfod::{Debuginfod, debug_folders};
+pub(crate) use fetch_process::{FetchProcess, serve as serve_fetches};
 pub(crate) use identity::KernelIdentity;
-pub(crate) use module_files::{ModuleFileError, ModuleFiles, ModuleId};
+pub(crate) use known_builds::KnownBuilds;
+pub(crate) use module_fetch::{FetchModuleError, ModuleFetch};
+pub(crate) use module_file_error::ModuleFileError;
+pub(crate) use module_files::ModuleFiles;
+pub(crate) use module_id::ModuleId;
 pub(crate) use named_files::NamedFiles;
-pub(crate) use replace::{SourceLinesError, needs_kernel_file, needy, replace};
+pub(crate) use replace::{
+    LineFiles, SourceLinesError, needs_kernel_file, needy, needy_modules, replace,
+};
 pub(crate) use source_sites::SourceSites;
 pub(crate) use spellings::Spellings;

@@ -11,10 +11,14 @@ use std::path::{Path, PathBuf};
 use debuginfo::{DebugInfo, OpenError};
 use files::ReadError;
 use manifest::ModuleSpec;
-use thiserror::Error;
 
+use super::debug_file::MayFetch;
 use super::debuginfod::Debuginfod;
 use super::identity::{DEBUG_ROOT, KernelIdentity, debug_file_of};
+use super::known_builds::KnownBuilds;
+use super::module_fetch::{FetchModuleError, ModuleFetcher};
+use super::module_file_error::ModuleFileError;
+use super::module_id::ModuleId;
 use super::named_files::{NamedFiles, module_of};
 
 /// Where distributions put the modules of a release, below the folder of debug files.
@@ -23,104 +27,8 @@ const FOLDERS: [&str; 2] = ["lib/modules", "usr/lib/modules"];
 const MAX_FILES: usize = 1 << 16;
 /// Folders in each other.
 const MAX_DEPTH: usize = 16;
-/// As many digits as the longest build-id has.
-const MAX_ID_DIGITS: usize = 128;
-
-/// A module of the guest.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ModuleId {
-    /// The name, as `lsmod` prints it.
-    pub(crate) name: String,
-    /// The build-id in hexadecimal digits.
-    pub(crate) build_id: String,
-}
-
-/// Why there is no debug information of a module.
-#[derive(Debug, Error)]
-pub(crate) enum ModuleFileError {
-    /// A file cannot be used.
-    #[error("cannot use the debug file {path} of the module `{module}`")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The module.
-        module: String,
-        /// The cause.
-        source: OpenError,
-    },
-    /// A file belongs to another build of the module.
-    #[error(
-        "the debug file {path} belongs to another build of the module `{}`: its build-id is {theirs}, and the guest's module has {}",
-        .module.name,
-        .module.build_id
-    )]
-    OtherBuild {
-        /// The file.
-        path: PathBuf,
-        /// The module.
-        module: ModuleId,
-        /// The file's build-id.
-        theirs: String,
-    },
-    /// A file has no build-id, by which the engine knows the module.
-    #[error("the debug file {path} of the module `{module}` has no build-id")]
-    NoBuildId {
-        /// The file.
-        path: PathBuf,
-        /// The module.
-        module: String,
-    },
-    /// There is no file of a module that the guest need not have loaded.
-    #[error("{root} has no debug file of the module `{module}` for the kernel{}", .release.as_ref().map(|release| format!(" {release}")).unwrap_or_default())]
-    MissingName {
-        /// The searched folder.
-        root: PathBuf,
-        /// The module.
-        module: ModuleSpec,
-        /// The kernel's release.
-        release: Option<String>,
-        /// The Debian package with the file.
-        package: Option<String>,
-    },
-    /// There is no file.
-    #[error(
-        "{root} has no debug file of the module `{}` with the build-id {}{}",
-        .module.name,
-        .module.build_id,
-        .package.as_ref().map(|package| format!(": install Debian's {package}")).unwrap_or_default()
-    )]
-    Missing {
-        /// The searched folder.
-        root: PathBuf,
-        /// The module.
-        module: ModuleId,
-        /// The Debian package with the file.
-        package: Option<String>,
-    },
-}
-
-impl ModuleFileError {
-    /// Whether there is no file.
-    pub(super) const fn is_missing(&self) -> bool {
-        matches!(self, Self::Missing { .. } | Self::MissingName { .. })
-    }
-
-    /// What the user can do about a module of a probe.
-    pub(crate) fn help(&self) -> Option<String> {
-        match self {
-            Self::MissingName { package, .. } => {
-                let install = package.as_ref();
-                let install = install.map(|package| format!("install Debian's {package}, or "));
-                let install = install.unwrap_or_default();
-                Some(format!(
-                    "{install}give the module's file of this build: --debug-info FILE.ko"
-                ))
-            }
-            Self::NoBuildId { .. } => Some("link the module with --build-id".to_owned()),
-            Self::Open { .. } | Self::OtherBuild { .. } | Self::Missing { .. } => None,
-        }
-    }
-}
+/// The shortest build-id that linkers write. Fewer digits are the beginning of one.
+const MIN_ID_DIGITS: usize = 16;
 
 /// The debug files of a kernel's modules on this host.
 #[derive(Debug)]
@@ -131,6 +39,10 @@ pub(crate) struct ModuleFiles {
     release: Option<String>,
     /// The cache of debuginfod, if the environment names servers.
     servers: Option<Debuginfod>,
+    /// The servers; made when a file is first fetched.
+    fetcher: Option<ModuleFetcher>,
+    /// The builds that the guest has or may load.
+    builds: KnownBuilds,
     /// The Debian package with the files.
     package: Option<String>,
     /// The directories of the kernel's sources.
@@ -153,11 +65,18 @@ impl ModuleFiles {
             root: DEBUG_ROOT.into(),
             release: kernel.release().map(str::to_owned),
             servers: Debuginfod::from_env(),
+            fetcher: None,
+            builds: KnownBuilds::default(),
             package: kernel.package(),
             sources: info.map_or_else(Vec::new, |info| info.source_directories().to_vec()),
             named,
             by_name: None,
         }
+    }
+
+    /// The same files, for a guest with modules of these `builds`.
+    pub(crate) fn with_builds(self, builds: KnownBuilds) -> Self {
+        Self { builds, ..self }
     }
 
     /// The files of a kernel with this release below `root`.
@@ -167,6 +86,8 @@ impl ModuleFiles {
             root: root.to_owned(),
             release: Some(release.to_owned()),
             servers: None,
+            fetcher: None,
+            builds: KnownBuilds::default(),
             package: None,
             sources: Vec::new(),
             named: NamedFiles::default(),
@@ -196,18 +117,96 @@ impl ModuleFiles {
             root: self.root.clone(),
             module: module.clone(),
             package: self.package.clone(),
+            fetch: None,
         }))
     }
 
-    /// Opens the first file of a module that the guest may load, and returns the file's build-id. Only a running guest says which build is loaded.
+    /// Opens a file of a module that the guest may load, and returns the file's build-id. Only a running guest says which build is loaded.
     /// If the user names files of the module, no other file counts: a probe in another build would be refused later, and less clearly.
-    pub(super) fn open_named(
+    /// Otherwise the known build of the module comes first, if need be from a server, and then a file of this host of any build.
+    pub(crate) fn open_named(
         &mut self,
+        module: &ModuleSpec,
+        may_fetch: MayFetch<'_>,
+    ) -> Result<(DebugInfo, String), ModuleFileError> {
+        if let Some(named) = self.named.modules.get(&module.name).cloned() {
+            return self.first_of(named, module);
+        }
+        let (mut failed, mut unusable) = (None, None);
+        let builds = self.builds_of(module);
+        for build_id in &builds {
+            let id = ModuleId {
+                name: module.name.clone(),
+                build_id: build_id.clone(),
+            };
+            match self.open(&id) {
+                Ok(info) => return Ok((info, build_id.clone())),
+                Err(ModuleFileError::Missing { .. }) => (),
+                Err(error) => unusable = Some(error),
+            }
+            match self.fetch(&id, may_fetch) {
+                Some(Ok(())) => return Ok((self.open(&id)?, build_id.clone())),
+                Some(Err(error)) => failed = Some(error),
+                None => (),
+            }
+        }
+        if builds.is_empty() && self.servers.is_some() {
+            failed = Some(FetchModuleError::UnknownBuild);
+        }
+        let found = self.called(&module.name);
+        self.first_of(found, module).map_err(|error| {
+            let error = match (error, unusable) {
+                (error @ ModuleFileError::MissingName { .. }, None) => error,
+                (ModuleFileError::MissingName { .. }, Some(error)) | (error, _) => {
+                    ModuleFileError::Unusable {
+                        module: module.name.clone(),
+                        fetch: None,
+                        source: Box::new(error),
+                    }
+                }
+            };
+            match failed {
+                Some(failed) => error.with_fetch(failed),
+                None => error,
+            }
+        })
+    }
+
+    /// The build-ids that `module` may have, the likeliest first.
+    fn builds_of(&self, module: &ModuleSpec) -> Vec<String> {
+        let written = module.build.clone();
+        let written = written.filter(|digits| digits.len() >= MIN_ID_DIGITS);
+        let known = self.builds.of(&module.name);
+        let known = known.filter(|known| module.is_of_build(Some(known)));
+        let mut builds: Vec<String> = known.into_iter().chain(written).collect();
+        builds.dedup();
+        builds
+    }
+
+    /// Fetches the file of `module` into the cache. `None` if there are no servers, or if the process may not.
+    fn fetch(
+        &mut self,
+        module: &ModuleId,
+        may_fetch: MayFetch<'_>,
+    ) -> Option<Result<(), FetchModuleError>> {
+        let MayFetch::Yes(say) = may_fetch else {
+            return None;
+        };
+        let servers = self.servers.clone()?;
+        let fetcher = self
+            .fetcher
+            .get_or_insert_with(|| ModuleFetcher::new(servers));
+        Some(fetcher.fetch(module, say, &|| true))
+    }
+
+    /// Opens the first of `files` that is a file of `module`.
+    fn first_of(
+        &self,
+        files: Vec<PathBuf>,
         module: &ModuleSpec,
     ) -> Result<(DebugInfo, String), ModuleFileError> {
         let mut last = None;
-        let named = self.named.modules.get(&module.name).cloned();
-        for path in named.unwrap_or_else(|| self.called(&module.name)) {
+        for path in files {
             let name = module.name.clone();
             let opened = DebugInfo::open_module(&path, &self.sources);
             let build_id = opened.as_ref().ok().and_then(DebugInfo::build_id);
@@ -230,9 +229,10 @@ impl ModuleFiles {
         }
         Err(last.unwrap_or_else(|| ModuleFileError::MissingName {
             root: self.root.clone(),
-            module: module.clone(),
+            module: module.to_string(),
             release: self.release.clone(),
             package: self.package.clone(),
+            fetch: None,
         }))
     }
 
@@ -257,9 +257,7 @@ impl ModuleFiles {
 
     /// The files that may have the debug information, the likeliest first.
     fn candidates(&mut self, module: &ModuleId) -> Vec<PathBuf> {
-        let is_id = module.build_id.len() <= MAX_ID_DIGITS
-            && module.build_id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_id {
+        if !module.has_build_id() {
             return Vec::new();
         }
         let by_id = debug_file_of(&self.root, &module.build_id);

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use debuginfo::DebugInfo;
 use manifest::{Location, ModuleSpec, ProbeSpec};
 
+use super::debug_file::MayFetch;
 use super::module_files::ModuleFiles;
 use super::sites::{SiteError, Sites, SourceSiteError, addresses, at_addresses};
 
@@ -46,9 +47,11 @@ impl ModuleSites {
         &mut self,
         spec: &ProbeSpec,
         module: &ModuleSpec,
+        may_fetch: MayFetch<'_>,
     ) -> Result<Sites, SourceSiteError> {
         if !self.opened.contains_key(module) {
-            let (info, build_id) = self.files.open_named(module).map_err(Box::new)?;
+            let opened = self.files.open_named(module, may_fetch);
+            let (info, build_id) = opened.map_err(Box::new)?;
             let opened = OpenedModule { info, build_id };
             self.opened.insert(module.clone(), opened);
         }
@@ -153,7 +156,7 @@ int other(void)
         let named = NamedFiles::new(&[file]).expect("a module");
         let spec: ProbeSpec = spec.parse().expect("a probe");
         let module = spec.module.clone().expect("a module");
-        let found = ModuleSites::new(ModuleFiles::of_named(named)).of(&spec, &module);
+        let found = ModuleSites::new(ModuleFiles::of_named(named)).of(&spec, &module, MayFetch::No);
         let names = |found: Sites| found.specs.iter().map(ToString::to_string).collect();
         (found.map(names).map_err(|error| chain(&error)), build_id)
     }

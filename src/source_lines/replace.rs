@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use debuginfo::DebugInfo;
 use errors::chain;
-use manifest::{Expectation, ProbeConfig, ProbeSpec};
+use manifest::{Expectation, ModuleSpec, ProbeConfig, ProbeSpec};
 use probes::{Kernel, resolve};
 use thiserror::Error;
 
 use super::debug_file::{self, DebugFileError, MayFetch};
 use super::identity::KernelIdentity;
-use super::module_files::{ModuleFileError, ModuleFiles};
+use super::known_builds::KnownBuilds;
+use super::module_file_error::ModuleFileError;
+use super::module_files::ModuleFiles;
 use super::named_files::{NamedFiles, TwoKernelsError};
 use super::sites::{SiteError, SourceSiteError, left_out};
 use super::source_sites::SourceSites;
@@ -65,7 +67,7 @@ impl SourceLinesError {
     fn is_absence(&self) -> bool {
         match self {
             Self::Site(error) => error.is_absence(),
-            Self::Module { source, .. } => source.is_missing(),
+            Self::Module { source, .. } => source.is_absence(),
             Self::Named(_) | Self::File(_) | Self::Expected { .. } => false,
         }
     }
@@ -103,6 +105,14 @@ pub(crate) fn needs_kernel_file<'r>(
     all_needy(config, expectations).find(|spec| spec.module.is_none())
 }
 
+/// The modules whose debug files a run needs.
+pub(crate) fn needy_modules<'r>(
+    config: &'r RunConfig,
+    expectations: &'r [Expectation],
+) -> impl Iterator<Item = &'r ModuleSpec> {
+    all_needy(config, expectations).filter_map(|spec| spec.module.as_ref())
+}
+
 fn all_needy<'r>(
     config: &'r RunConfig,
     expectations: &'r [Expectation],
@@ -119,11 +129,20 @@ fn is_needy(expectation: &Expectation) -> bool {
     probes.any(|(spec, _)| spec.location.needs_debug_info() && spec.module.is_none())
 }
 
+/// The debug files for the lines of frames.
+#[derive(Debug)]
+pub(crate) struct LineFiles {
+    /// The file of the kernel, or the reason why there is no file.
+    pub(crate) kernel: Result<DebugInfo, String>,
+    /// Those of modules.
+    pub(crate) modules: ModuleFiles,
+}
+
 /// The result of a replacement.
 #[derive(Debug, Default)]
 pub(crate) struct Replaced {
-    /// The debug file, if one was given or needed, and the debug files of modules.
-    pub(crate) info: Option<(DebugInfo, ModuleFiles)>,
+    /// The debug files for the lines of frames, if a file was given or needed.
+    pub(crate) files: Option<LineFiles>,
     /// The user's words for the places.
     pub(crate) spellings: Spellings,
     /// The places and expectations that are left out, a sentence each.
@@ -150,18 +169,19 @@ pub(crate) fn replace(
     let needy = needs_kernel_file(config, expectations).map(ToString::to_string);
     let is_required = needy.is_some() || named.kernel().is_some();
     let spec = needy.unwrap_or_default();
-    let may_fetch = match is_required {
+    let of_kernel = match is_required {
         true => may_fetch,
         false => MayFetch::No,
     };
     let mut notes = Vec::new();
-    let info = match debug_file::open(named.kernel(), &identity, &spec, may_fetch) {
-        Ok(info) => Some(info),
+    let info = match debug_file::open(named.kernel(), &identity, &spec, of_kernel) {
+        Ok(info) => Ok(info),
         // Lines of modules need no file of the kernel.
-        Err(_) if !is_required => None,
+        Err(error) if !is_required => Err(error.reason()),
         Err(error @ (DebugFileError::Missing { .. } | DebugFileError::Unusable { .. })) => {
+            let reason = error.reason();
             notes.push(without_file(config, expectations, error)?);
-            None
+            Err(reason)
         }
         Err(error) => return Err(error.into()),
     };
@@ -169,10 +189,12 @@ pub(crate) fn replace(
         Boot::Direct => Some(0),
         Boot::BzImage => None,
     };
-    let modules = ModuleFiles::new(&identity, info.as_ref(), named);
+    let modules = ModuleFiles::new(&identity, info.as_ref().ok(), named)
+        .with_builds(KnownBuilds::of_kernel(&config.kernel));
     let mut replacement = Replacement {
-        sites: SourceSites::new(info.as_ref(), guest.kernel.symbols(), slide, modules),
+        sites: SourceSites::new(info.as_ref().ok(), guest.kernel.symbols(), slide, modules),
         guest,
+        may_fetch,
         spellings: Spellings::default(),
         notes,
     };
@@ -206,7 +228,10 @@ pub(crate) fn replace(
     } = replacement;
     let modules = sites.into_module_files();
     Ok(Replaced {
-        info: info.map(|info| (info, modules)),
+        files: Some(LineFiles {
+            kernel: info,
+            modules,
+        }),
         spellings,
         notes,
     })
@@ -240,6 +265,7 @@ fn without_file(
 struct Replacement<'r> {
     sites: SourceSites<'r>,
     guest: &'r Guest,
+    may_fetch: MayFetch<'r>,
     spellings: Spellings,
     notes: Vec<String>,
 }
@@ -258,7 +284,7 @@ impl Replacement<'_> {
         if !spec.location.needs_debug_info() {
             return Ok(vec![spec.clone()]);
         }
-        let found = self.sites.of(spec);
+        let found = self.sites.of(spec, self.may_fetch);
         let found = found.map_err(|error| SourceLinesError::of_sites(spec, error))?;
         found
             .note(spec)

@@ -8,7 +8,7 @@ use introspect::SymbolTable;
 use manifest::{Location, ProbeSpec};
 use thiserror::Error;
 
-use super::module_files::ModuleFileError;
+use super::module_file_error::ModuleFileError;
 use crate::exit::{Exit, Failure};
 
 /// The most places of one probe. A function that is inlined more often is no place to stop at.

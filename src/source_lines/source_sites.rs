@@ -4,6 +4,7 @@ use debuginfo::DebugInfo;
 use introspect::SymbolTable;
 use manifest::ProbeSpec;
 
+use super::debug_file::MayFetch;
 use super::module_files::ModuleFiles;
 use super::module_sites::ModuleSites;
 use super::sites::{KernelSymbols, Sites, SourceSiteError, sites};
@@ -30,11 +31,15 @@ impl<'f> SourceSites<'f> {
         }
     }
 
-    /// The probes in place of `spec`. If the kernel has no debug information, a probe in the kernel itself, which the engine refuses.
-    pub(crate) fn of(&mut self, spec: &ProbeSpec) -> Result<Sites, SourceSiteError> {
+    /// The probes in place of `spec`. A missing file of a module is fetched if the process may. If the kernel has no debug information, a probe in the kernel itself, which the engine refuses.
+    pub(crate) fn of(
+        &mut self,
+        spec: &ProbeSpec,
+        may_fetch: MayFetch<'_>,
+    ) -> Result<Sites, SourceSiteError> {
         match (&spec.module, &self.kernel) {
             _ if !spec.location.needs_debug_info() => Ok(Sites::only(spec)),
-            (Some(module), _) => self.modules.of(spec, module),
+            (Some(module), _) => self.modules.of(spec, module, may_fetch),
             (None, Some((info, kernel))) => Ok(sites(info, spec, kernel)?),
             (None, None) => Ok(Sites::only(spec)),
         }

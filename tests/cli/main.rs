@@ -3,6 +3,7 @@
 
 mod bounds;
 mod dumps;
+mod https;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -10,6 +10,7 @@ use probes::Kernel;
 use tempfile::TempDir;
 use vmm::boot::KernelFile;
 
+use crate::schema::assert_lines_match;
 use crate::turns::Turn;
 
 /// Messages that a healthy guest never prints on the console.
@@ -44,7 +45,7 @@ impl Stock {
         let bytes = image.main_file().read().expect("the kernel is as fetched");
         let file = KernelFile::from_bytes(name, bytes).expect("a kernel");
         let vmlinux = file.vmlinux().expect("it unpacks");
-        let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
+        let kernel = Kernel::from_vmlinux(&*vmlinux).expect("it has symbols");
         Self {
             path: image.path(),
             modules: image.modules().expect("its modules"),
@@ -95,6 +96,8 @@ pub(crate) struct Boot<'a> {
     options: Vec<&'a str>,
     modules: &'a [&'a str],
     host_files: Vec<PathBuf>,
+    /// Variables of the command's environment.
+    variables: Vec<(&'a str, String)>,
     /// `[[expect]]` sections of the manifest.
     expectations: &'a str,
     /// The file for the console; `None` for a readable file in the test's folder.
@@ -116,6 +119,7 @@ impl<'a> Boot<'a> {
             options: Vec::new(),
             modules: &[],
             host_files: Vec::new(),
+            variables: Vec::new(),
             expectations: "",
             console: None,
             unread: false,
@@ -156,11 +160,11 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// Programs print the addresses they return to.
-    pub(crate) fn with_calls(stock: &'a Stock) -> Self {
+    /// Programs print the addresses they return to; `parameters` are the kernel's.
+    pub(crate) fn with_calls(stock: &'a Stock, parameters: &'a str) -> Self {
         Self {
             init: Init::Calls,
-            ..Self::new(stock, "")
+            ..Self::new(stock, parameters)
         }
     }
 
@@ -175,6 +179,12 @@ impl<'a> Boot<'a> {
     /// Puts a file of this machine into the initramfs, at the same path.
     pub(crate) fn host_file(mut self, path: &Path) -> Self {
         self.host_files.push(path.to_owned());
+        self
+    }
+
+    /// The command's environment has the variable `name`.
+    pub(crate) fn variable(mut self, name: &'a str, value: String) -> Self {
+        self.variables.push((name, value));
         self
     }
 
@@ -284,6 +294,7 @@ impl<'a> Boot<'a> {
                     .flatten(),
             )
             .current_dir(files.path())
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
             .stdin(Stdio::null())
             .stdout(if self.unread {
@@ -368,10 +379,12 @@ impl Running {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it goes on");
     }
 
-    /// Waits for the command's end.
+    /// Waits for the command's end. Panics at an event that the published schema does not describe.
     pub(crate) fn finish(mut self) -> Ran {
         let child = self.child.take().expect("its end was not waited for");
-        self.left_by(child)
+        let ran = self.left_by(child);
+        assert_lines_match(&ran.events);
+        ran
     }
 
     fn left_by(&self, child: Child) -> Ran {

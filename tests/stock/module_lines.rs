@@ -2,13 +2,24 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use events::ProbeState;
+use control::Client;
+use events::{Event, ProbeState};
 use introspect::BuildId;
 
 use crate::boot::{Boot, Stock, probe};
+
+const SOCKET: &str = "x.sock";
+/// Loads the module again and again.
+const RELOADS: &str = "#!/bin/busybox sh
+b=/bin/busybox
+while :; do $b insmod $modload; $b rmmod dummy; done
+";
 
 /// Line 5 is behind the call of ftrace, with which each function of a stock module begins.
 const SOURCE: &str = "\
@@ -65,4 +76,78 @@ fn line_of_a_module_of_debian_6_1_is_probed_in_its_build() {
     assert_eq!((other.hits, other.state), (0, ProbeState::Refused));
     let reason = other.reason.as_deref().expect("a reason");
     assert!(reason.contains(&build_id), "{reason}");
+}
+
+/// Serves `contents` at `path`. Returns the server's address.
+fn serve(path: String, contents: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 4096];
+            let len = stream.read(&mut request).unwrap_or(0);
+            let request = String::from_utf8_lossy(&request[..len]).into_owned();
+            let (status, body) = match request.starts_with(&format!("GET {path} ")) {
+                true => ("200 OK", &contents[..]),
+                false => ("404 Not Found", &[][..]),
+            };
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            let sent = stream.write_all(head.as_bytes());
+            let _ = sent.and_then(|()| stream.write_all(body));
+        }
+    });
+    address
+}
+
+/// Each load calls `dummy_setup`. The frames of the first loads have no line, and those after the fetch have one.
+#[test]
+fn debug_file_of_a_module_is_fetched_while_the_guest_runs() {
+    let stock = Stock::fetch("debian-6.1");
+    let build_id = BuildId::of_elf(&stock.module("dummy")).expect("a build-id");
+    let build_id = build_id.to_string();
+    let folder = tempfile::tempdir().expect("tempdir");
+    let file = debug_file(folder.path(), &build_id);
+    let path = format!("/buildid/{build_id}/debuginfo");
+    let address = serve(path, fs::read(&file).expect("the debug file"));
+    // A run has source lines if a file is named: here that of a module which is not loaded.
+    let other = folder.path().join("other.ko");
+    fs::rename(&file, &other).expect("renamed");
+    let cache = folder.path().join("cache");
+    let boot = Boot::with_script(&stock, RELOADS)
+        .modules(&["dummy"])
+        .expecting("[[probe]]\nat = 'kprobe:dummy:dummy_setup'\nstack = true\n")
+        .option("--control", SOCKET)
+        .option("--debug-info", other.to_str().expect("UTF-8"))
+        .variable("DEBUGINFOD_URLS", address)
+        .variable("DEBUGINFOD_CACHE_PATH", cache.display().to_string());
+    let mut running = boot.start();
+    let (events, mark) = (running.folder().join("events"), "made_up.S");
+    while !fs::read_to_string(&events)
+        .unwrap_or_default()
+        .contains(mark)
+    {
+        assert!(!running.has_ended(), "it has ended without a line");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+    client.command("stop").expect("stopped");
+    let ran = running.finish();
+    let ran_events = ran.events();
+    let notes = ran_events.iter().filter_map(|event| match event {
+        Event::Note(note) => Some(note.text.as_str()),
+        _ => None,
+    });
+    let until = "frames of the module `dummy` have no source lines until";
+    assert_eq!(notes.filter(|note| note.starts_with(until)).count(), 1);
+    let lines = ran_events.iter().filter_map(|event| match event {
+        Event::Hit(hit) => Some(hit.stack.as_ref()?.first()?.source.as_ref()?.line),
+        _ => None,
+    });
+    let lines: Vec<u64> = lines.collect();
+    // The probe is at the function's first instruction, or behind the call of ftrace.
+    assert!(lines.iter().all(|line| [4, 5].contains(line)), "{lines:?}");
+    assert!(cache.join(&build_id).join("debuginfo").exists());
 }

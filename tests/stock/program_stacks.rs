@@ -17,6 +17,9 @@ const SLEEP: &str = "/bin/sleep";
 const SCRIPT: &str = "#!/bin/busybox sh\n/bin/sleep 100000 &\n/bin/busybox sleep 5\necho asleep now\nwhile :; do :; done\n";
 /// The programs that sleep call this.
 const ASLEEP: &str = "[[probe]]\nat = \"syscall:pause\"\nstack = true\n";
+/// The parameter of a kernel that gives programs page tables without the kernel, and its log's line about them.
+const ISOLATED: &str = "pti=on";
+const IS_ISOLATED: &str = "page tables isolation: enabled";
 /// The looks for a vCPU in a program: it may be in the kernel for a moment.
 const LOOKS: usize = 50;
 
@@ -63,9 +66,9 @@ fn stack_of(client: &mut Client, tid: i32) -> ListedStack {
     stacks.pop().expect("a stack")
 }
 
-fn check(image: &str) {
+fn check(image: &str, parameters: &str) {
     let stock = Stock::fetch(image);
-    let boot = Boot::with_calls(&stock).option("--control", SOCKET);
+    let boot = Boot::with_calls(&stock, parameters).option("--control", SOCKET);
     let boot = boot.expecting(ASLEEP);
     let mut running = boot.start();
     running.wait_for_console(MADE);
@@ -110,6 +113,11 @@ fn check(image: &str) {
     }
     seen.sort_unstable();
     assert_eq!(seen, ["asleep", "awake", "in a handler"]);
+    let records = client.log().expect("a log").records;
+    let is_isolated = records
+        .iter()
+        .any(|record| record.text.contains(IS_ISOLATED));
+    assert_eq!(is_isolated, parameters == ISOLATED, "{image}");
     // A thread of the kernel has no program.
     assert_eq!(stack_of(&mut client, 2).program_stack, None);
     client.command("stop").expect("stopped");
@@ -125,6 +133,55 @@ fn check(image: &str) {
         })
         .collect();
     assert_eq!((asleep.len(), asleep[1]), (2, 1), "{image}");
+}
+
+/// The stack of the program that never calls the kernel, while a vCPU of the paused guest is in the program.
+fn pause_in_program(client: &mut Client) -> ListedStack {
+    for _ in 0..LOOKS {
+        client.command("pause").expect("paused");
+        let stacks = client.stacks(StacksOf::Vcpus).expect("stacks").stacks;
+        if let Some(listed) = stacks.into_iter().find(|listed| listed.user_mode) {
+            return listed;
+        }
+        client.command("resume").expect("resumed");
+    }
+    panic!("no vCPU is in a program");
+}
+
+#[test]
+fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
+    let stock = Stock::fetch("debian-6.1");
+    let mut running = Boot::with_calls(&stock, "")
+        .option("--control", SOCKET)
+        .start();
+    running.wait_for_console(MADE);
+    running.wait_for_console("calls 1 ");
+    let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
+    let calls = calls(&console);
+    let mut client = client(&running);
+    let live = pause_in_program(&mut client);
+    let core = running.folder().join("core");
+    let hyprobe = |args: &[&str], source: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hyprobe"));
+        let output = command.args(args).arg(source).output().expect("started");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {errors}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let socket = running.folder().join(SOCKET);
+    let file = core.to_str().expect("UTF-8");
+    hyprobe(&["dump", file, "--pause-limit", "5m", "--socket"], &socket);
+    let dumped = hyprobe(&["bt", "--json", "--dump"], &core);
+    let dumped = dumped.lines().map(|line| {
+        serde_json::from_str::<ListedStack>(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    });
+    let dumped = dumped.filter(|listed| listed.vcpu == live.vcpu);
+    assert_eq!(dumped.collect::<Vec<_>>(), std::slice::from_ref(&live));
+    let pid = live.task.as_ref().expect("a task").pid;
+    assert_eq!(returns(program(&live)), calls[&pid], "{live:#?}");
+    client.command("resume").expect("resumed");
+    client.command("stop").expect("stopped");
+    running.finish();
 }
 
 /// The files that the loader maps for `program` on this machine.
@@ -169,22 +226,22 @@ fn check_library(image: &str) {
 
 #[test]
 fn program_stacks_of_debian_5_10_are_those_of_the_calls() {
-    check("debian-5.10");
+    check("debian-5.10", "");
 }
 
 #[test]
 fn program_stacks_of_debian_6_1_are_those_of_the_calls() {
-    check("debian-6.1");
+    check("debian-6.1", ISOLATED);
 }
 
 #[test]
 fn program_stacks_of_debian_6_12_are_those_of_the_calls() {
-    check("debian-6.12");
+    check("debian-6.12", "");
 }
 
 #[test]
 fn program_stacks_of_debian_sid_are_those_of_the_calls() {
-    check("debian-sid");
+    check("debian-sid", "");
 }
 
 #[test]

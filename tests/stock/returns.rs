@@ -1,5 +1,8 @@
-//! Calls that return to instructions patched by the kernel: jump labels and static calls.
+//! Calls that return to instructions patched by the kernel (jump labels and static calls), and the stacks behind returns.
 
+use std::collections::BTreeMap;
+
+use events::StackFrame;
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock};
@@ -34,4 +37,65 @@ fn returns_to_patched_instructions_are_seen_in_debian_6_1() {
         let unseen = probe.missed.get("return-site").copied().unwrap_or(0);
         assert!(unseen * 100 < probe.hits, "{probe:?}");
     }
+}
+
+/// A function that does not call itself, with stacks at the entry and behind the return.
+const WITH_STACKS: &str = "
+[[probe]]
+at = \"kprobe:do_filp_open\"
+stack = true
+
+[[probe]]
+at = \"kretprobe:do_filp_open\"
+stack = true
+";
+const OPENS: u64 = 40;
+
+/// The callers behind a function: address, name, and whether a call returns there.
+fn callers(frames: &[StackFrame]) -> Vec<(u64, Option<&str>, bool)> {
+    let callers = frames.iter();
+    callers
+        .map(|frame| {
+            let symbol = frame.symbol.as_deref();
+            (frame.address.0, symbol, frame.is_return_address)
+        })
+        .collect()
+}
+
+#[test]
+fn return_has_the_stack_of_the_callers_in_debian_6_1() {
+    let stock = Stock::fetch("debian-6.1");
+    let parameters = format!("opens={OPENS}");
+    let ran = Boot::new(&stock, &parameters).expecting(WITH_STACKS).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
+    ran.assert_well();
+    assert_eq!(ran.summary().guest.end, GuestEnd::Poweroff);
+    let tid = |task: &Option<events::Task>| task.as_ref().map(|task| task.tid);
+    let mut entries: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for hit in ran.hits() {
+        entries.entry(tid(&hit.task)).or_default().push(hit);
+    }
+    let (mut compared, mut seen) = (0, BTreeMap::new());
+    for returned in ran.returns() {
+        let number: &mut usize = seen.entry(tid(&returned.task)).or_default();
+        let entry = &entries[&tid(&returned.task)][*number];
+        *number += 1;
+        let (Some(within), Some(behind)) = (&entry.stack, &returned.stack) else {
+            panic!("{entry:?}\n{returned:?}");
+        };
+        let (expected, shown) = (callers(&within[1..]), callers(behind));
+        assert_eq!(shown[1..], expected[1..], "{returned:?}");
+        // The call has returned: its return address is the next instruction.
+        let [(at, name, is_return_address), ..] = shown[..] else {
+            panic!("{returned:?}");
+        };
+        assert_eq!((at, name), (expected[0].0, expected[0].1), "{returned:?}");
+        assert!(!is_return_address, "{returned:?}");
+        assert_eq!(
+            (at, returned.stack_incomplete.as_deref()),
+            (returned.ip.0, None)
+        );
+        compared += 1;
+    }
+    assert!(compared >= OPENS, "{compared}: {}", ran.report());
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use control::Client;
-use events::Hit;
+use events::{Hex, Hit};
 use introspect::{BuildId, PatchKind, Symbol};
 
 use crate::boot::{Boot, Ran, Stock, probe};
@@ -214,20 +214,34 @@ fn ours(ran: &Ran) -> BTreeMap<Key, Vec<Hit>> {
     stacks
 }
 
-/// Whether the callers are the same. The guest's tracer has frames of its own in front of the function.
+/// The lower half of an address, in hex, as the guest's tracer prints the addresses.
+fn lower_half(address: Hex) -> String {
+    let digits = address.to_string();
+    let start = digits.len().saturating_sub(8);
+    digits[start..].to_owned()
+}
+
+/// Whether a frame of the guest's tracer is the probed function itself: its call of the tracer returns to a few bytes behind the probe.
+fn is_probed(theirs: &str, probed: Hex) -> bool {
+    let address = u32::from_str_radix(theirs, 16).expect("an address");
+    let probed = u32::from_str_radix(&lower_half(probed), 16).expect("an address");
+    address.wrapping_sub(probed) < 16
+}
+
+/// Whether the callers are the same. The guest's tracer has the function in front of the callers, and frames of its own in front of the
+/// function.
 fn are_equal(theirs: &[String], ours: &Hit) -> bool {
     let frames = ours.stack.as_deref().unwrap_or_default();
-    let callers = frames.iter().skip(1).map(|frame| {
-        let address = frame.address.to_string();
-        address
-            .get(address.len().saturating_sub(8)..)
-            .unwrap_or_default()
-            .to_owned()
-    });
-    let callers: Addresses = callers.collect();
-    // The function itself, and at the most three frames of the tracer.
-    let behind = theirs.len().checked_sub(callers.len());
-    behind.is_some_and(|behind| (1..=4).contains(&behind) && theirs[behind..] == callers)
+    let callers = frames.iter().skip(1);
+    let callers: Addresses = callers.map(|frame| lower_half(frame.address)).collect();
+    let Some((function, in_guest)) = theirs
+        .len()
+        .checked_sub(callers.len() + 1)
+        .and_then(|own| theirs[own..].split_first())
+    else {
+        return false;
+    };
+    is_probed(function, ours.ip) && in_guest == callers
 }
 
 fn check(image: &str, sample: Sample) {
@@ -271,21 +285,31 @@ fn check(image: &str, sample: Sample) {
     let (theirs, ours) = (theirs(&ran), ours(&ran));
     let mut equal = BTreeSet::new();
     let (mut stacks, mut unequal, mut in_interrupts) = (0, Vec::new(), 0);
+    // Hits between two stacks of the guest's.
+    let mut skipped: Vec<&Hit> = Vec::new();
     for (key, theirs) in &theirs {
         let mut hits = ours.get(key).map_or(&[][..], Vec::as_slice).iter();
+        // The guest's tracer starts later: the hits before its first stack are not skipped.
+        let mut has_begun = false;
+        let mut left_out: usize = 0;
         for stack in theirs {
             // An interrupt of the guest's own tracer is not compared: the beginning of the tracer's frames is not clear.
             if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
+                left_out += 1;
                 continue;
             }
             stacks += 1;
-            let behind = hits.clone();
             // The guest's buffer holds some of the hits, in the same order.
-            let Some(hit) = hits.find(|hit| are_equal(stack, hit)) else {
+            let mut behind = hits.clone().enumerate();
+            let Some((before, hit)) = behind.find(|(_, hit)| are_equal(stack, hit)) else {
                 unequal.push((key, stack));
-                hits = behind;
                 continue;
             };
+            let passed: Vec<&Hit> = hits.by_ref().take(before + 1).collect();
+            if has_begun {
+                skipped.extend(&passed[..before.saturating_sub(left_out)]);
+            }
+            (has_begun, left_out) = (true, 0);
             equal.insert(&key.1);
             let frames = hit.stack.iter().flatten();
             let mut symbols = frames.filter_map(|frame| frame.symbol.as_deref());
@@ -294,15 +318,22 @@ fn check(image: &str, sample: Sample) {
         }
     }
     println!(
-        "{image}: {} of {stacks} stacks are equal, of {} functions; {in_interrupts} in interrupts of the kernel",
+        "{image}: {} of {stacks} stacks are equal, of {} functions; {in_interrupts} in interrupts of the kernel; {} hits skipped",
         stacks - unequal.len(),
-        equal.len()
+        equal.len(),
+        skipped.len()
     );
     assert!(
         unequal.is_empty(),
         "{} of {stacks}: {:?}",
         unequal.len(),
         unequal.first()
+    );
+    // The guest's buffer has not all hits in each run: in 6.12, 2 of 350 were missing in a run, and none in another.
+    assert!(
+        100 * skipped.len() <= stacks,
+        "{skipped:?}\n{}",
+        ran.report()
     );
     assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.report());
     assert!(in_interrupts > 0, "{}", ran.report());

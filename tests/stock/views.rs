@@ -1,11 +1,12 @@
 //! `hyprobe ps`, `lsmod`, `dmesg` and `bt`, compared with what the guest itself says, and with the views of a dump.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
 use control::Client;
 use control::api::{ListedModule, ListedStack, ListedTask, LogRecord, MachineState};
+use guest_images::workload;
 
 use crate::boot::{Boot, Running, Stock};
 use crate::{dumped, sleeping};
@@ -17,7 +18,7 @@ const END: &str = "end of view";
 /// A user without a name.
 const USER: u32 = 1234;
 const CGROUP: &str = "/outer/inner";
-/// Idle processes: with a user, in a cgroup, stopped, and with an ended child. Then the guest prints
+/// Idle processes: with a user, in a cgroup, stopped, with an ended child, and with a second thread. Then the guest prints
 /// views of its own, with time for hyprobe's between them. The shell reads `/proc` itself: a process for each file would be in the view.
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
@@ -39,6 +40,7 @@ echo $! >/cgroup/outer/inner/cgroup.procs
 $b sleep 70003 &
 stopped=$!
 $b sh -c '/bin/busybox sleep 0 & exec /bin/busybox sleep 70004' &
+THREADS &
 # Two lines in a record, a tab, and an empty line, in the log.
 printf '<7>two\nlines\n' >/dev/kmsg
 printf '<7>a\ttab\n' >/dev/kmsg
@@ -57,6 +59,12 @@ tasks() {
         done 2>/dev/null <$d/status
     done
 }
+threads() {
+    for d in /proc/[0-9]*/task/[0-9]*; do
+        pid=${d#/proc/}
+        read -r stat 2>/dev/null <$d/stat && echo "thread ${pid%%/*} $stat"
+    done
+}
 stacks() {
     for d in /proc/[0-9]*; do
         switches=
@@ -72,6 +80,9 @@ stacks() {
 view() {
     echo "view $1 tasks"
     tasks
+    echo "end of view"
+    echo "view $1 threads"
+    threads
     echo "end of view"
     echo "view $1 stacks"
     stacks
@@ -146,6 +157,23 @@ fn tasks(text: &str) -> BTreeMap<i32, Seen> {
     text.lines().map(parse).collect()
 }
 
+/// A thread in the guest's words: process, number, name and parent.
+type SeenThread = (i32, i32, String, i32);
+
+/// The guest's threads: `thread PID TID (COMM) STATE PPID …`.
+fn threads(text: &str) -> BTreeSet<SeenThread> {
+    let line = |line: &str| {
+        let (head, tail) = line.strip_prefix("thread ")?.rsplit_once(')')?;
+        let (head, comm) = head.split_once('(')?;
+        let (pid, tid) = head.trim_end().split_once(' ')?;
+        let parent = tail.split_whitespace().nth(1)?.parse().ok()?;
+        let (pid, tid) = (pid.parse().ok()?, tid.parse().ok()?);
+        Some((pid, tid, lasting(comm).to_owned(), parent))
+    };
+    let parse = |text: &str| line(text).unwrap_or_else(|| panic!("{text}"));
+    text.lines().map(parse).collect()
+}
+
 /// The name without the work of a workqueue's thread, which changes.
 fn lasting(comm: &str) -> &str {
     match comm.starts_with("kworker/") && !comm.starts_with("kworker/R-") {
@@ -161,7 +189,11 @@ struct Views {
 
 impl Views {
     fn start(stock: &Stock) -> Self {
-        let boot = Boot::with_script(stock, SCRIPT)
+        let folder = tempfile::tempdir().expect("tempdir");
+        let program = workload::build_threads(folder.path()).expect("the program compiles");
+        let script = SCRIPT.replace("THREADS", program.to_str().expect("a path in UTF-8"));
+        let boot = Boot::with_script(stock, &script)
+            .host_file(&program)
             .cpus(2)
             .modules(&["dummy", "tun", "virtio_net"])
             .option("--control", SOCKET)
@@ -239,6 +271,51 @@ fn compare_tasks(
     }
 }
 
+/// Compares the rows of `ps` with the guest's tasks: process, parent, user and state. Returns the number of compared rows.
+fn compare_rows(printed: &str, before: &BTreeMap<i32, Seen>, after: &BTreeMap<i32, Seen>) -> usize {
+    let mut compared = 0;
+    for row in printed.lines().skip(1) {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let [pid, parent, user, state, _, ..] = words[..] else {
+            panic!("{row}");
+        };
+        let pid: i32 = pid.parse().expect("a number");
+        let (Some(seen), Some(still)) = (before.get(&pid), after.get(&pid)) else {
+            continue;
+        };
+        let expected = (seen.ppid.to_string(), seen.euid.to_string());
+        assert_eq!((parent, user), (&*expected.0, &*expected.1), "{row}");
+        if seen.state == still.state && seen.state != 'R' {
+            assert_eq!(state, seen.state.to_string(), "{row}");
+        }
+        compared += 1;
+    }
+    compared
+}
+
+/// Compares all threads with those in both of the guest's views.
+fn compare_threads(
+    ours: &[ListedTask],
+    before: &BTreeSet<SeenThread>,
+    after: &BTreeSet<SeenThread>,
+) {
+    let in_words = |task: &ListedTask| {
+        let comm = lasting(&task.comm).to_owned();
+        (task.pid, task.tid, comm, task.ppid)
+    };
+    let listed: BTreeSet<SeenThread> = ours.iter().map(in_words).collect();
+    assert_eq!(listed.len(), ours.len(), "{ours:?}");
+    let lasting: BTreeSet<SeenThread> = before & after;
+    assert!(lasting.len() > 20, "{before:?}");
+    let missing = &lasting - &listed;
+    assert!(missing.is_empty(), "{missing:?} of {listed:?}");
+    let second = lasting.iter().filter(|(pid, tid, ..)| pid != tid);
+    let names: Vec<&str> = second.map(|(_, _, comm, _)| comm.as_str()).collect();
+    assert_eq!(names, ["second"]);
+    let second = listed.iter().filter(|(pid, tid, ..)| pid != tid);
+    assert_eq!(second.count(), 1, "{listed:?}");
+}
+
 /// The processes of the script, by the last words of their command lines.
 fn processes_of_the_script(tasks: &[ListedTask]) {
     let sleeper = |time: &str| {
@@ -283,6 +360,14 @@ fn in_the_words_of_proc(module: &ListedModule) -> String {
         "{} {} {count} {users} {state} {address:#018x}",
         module.name, module.size
     )
+}
+
+/// A row of `lsmod` by a line of `/proc/modules`: `NAME SIZE COUNT USERS`.
+fn row_of_lsmod(line: &str) -> String {
+    let mut words: Vec<&str> = line.split(' ').take(4).collect();
+    let users = words.pop().expect("users").trim_end_matches([',', '-']);
+    words.push(users);
+    words.join(" ").trim_end().to_owned()
 }
 
 fn check(image: &str) {
@@ -336,7 +421,12 @@ fn check(image: &str) {
         modules.iter().any(|module| !module.users.is_empty()),
         "{modules:?}"
     );
-    assert_eq!(listed.lines().count(), modules.len() + 1, "{listed}");
+    let expected: Vec<String> = in_guest.iter().map(|line| row_of_lsmod(line)).collect();
+    let rows = listed.lines().skip(1);
+    let rows: Vec<String> = rows
+        .map(|row| row.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    assert_eq!(rows, expected);
 
     views.running.wait_for_console("ready for the log");
     // The server has closed the idle connection.
@@ -369,17 +459,18 @@ fn check(image: &str) {
 
     let [before, after] = ["before tasks", "after tasks"].map(|name| tasks(&view(&console, name)));
     compare_tasks(&ours, &before, &after);
+    assert_eq!(printed.lines().count(), ours[1].len() + 1, "{printed}");
+    let compared = compare_rows(&printed, &before, &after);
+    assert!(compared > 20, "{compared}:\n{printed}");
+    let [before, after] =
+        ["before threads", "after threads"].map(|name| self::threads(&view(&console, name)));
+    compare_threads(&threads, &before, &after);
     processes_of_the_script(&ours[1]);
     let [before, after] = ["before stacks", "after stacks"].map(|name| view(&console, name));
     let compared = sleeping::compare(&stock, &stacks, &before, &after);
     println!("{image}: {compared} stacks of sleeping tasks are equal");
     assert!(compared > 20, "{compared}:\n{before}");
     assert_eq!(stacks[..2], of_vcpus);
-    assert_eq!(printed.lines().count(), ours[1].len() + 1, "{printed}");
-    // No process of this guest has several threads.
-    let tids = threads.iter().map(|task| (task.pid, task.tid));
-    assert!(tids.clone().all(|(pid, tid)| pid == tid), "{threads:?}");
-    assert!(threads.len() > 20, "{threads:?}");
     let ran = views.running.finish();
     assert_eq!(ran.code, Some(0), "{}", ran.report());
 }

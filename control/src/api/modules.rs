@@ -38,6 +38,9 @@ pub struct ListedModule {
     /// First address of the module's code.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address: Option<Hex>,
+    /// Build-id of the module's file in hexadecimal digits; absent if the module has none, or the kernel keeps no notes of modules.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub build_id: Option<String>,
 }
 
 /// Loaded modules, the latest first.
@@ -63,6 +66,7 @@ impl From<inspect::ListedModule> for ListedModule {
                 ModuleState::Going => LoadState::Unloading,
             },
             address: module.address.map(Hex::from),
+            build_id: module.build_id.map(|id| id.to_string()),
         }
     }
 }

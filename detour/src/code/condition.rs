@@ -1,16 +1,16 @@
 //! Loads a value, and compares it: the code uses RAX and RCX.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeLabel, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
-    rsi, rsp,
+    AsmRegister64, CodeLabel, eax, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx,
+    rdi, rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register as Held};
-use manifest::program::{Comparison, Condition, Filter, Operand, Register};
+use manifest::program::{Comparison, Condition, Filter, Operand, Register, TaskNumber};
 
 use super::{
     SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, from_gs,
 };
-use crate::processor::{NotKept, Processor};
+use crate::processor::{NotKept, PROCESS_BYTES};
 
 /// The place of a guest register.
 enum Place {
@@ -91,7 +91,7 @@ impl Writer<'_> {
 
     /// Loads RAX with the value of `operand`.
     pub(super) fn load(&mut self, operand: Operand) -> Result<(), Unwritten> {
-        let Processor { number, task, .. } = self.work.processor;
+        let number = self.work.processor.number;
         match operand {
             Operand::Register(register) => self.load_register(register)?,
             Operand::Argument(argument) => self.load_register(argument.register())?,
@@ -100,13 +100,40 @@ impl Writer<'_> {
                 let load = Instruction::with2(Opcode::Mov_r32_rm32, Held::EAX, from_gs(number))?;
                 self.asm.add_instruction(load)?;
             }
-            Operand::CurrentTask => {
-                let task = task.ok_or(Unwritten::NotKept(NotKept::Task))?;
-                let load = Instruction::with2(Opcode::Mov_r64_rm64, Held::RAX, from_gs(task))?;
-                self.asm.add_instruction(load)?;
-            }
+            Operand::CurrentTask => self.load_task()?,
+            Operand::Task(number) => self.load_task_number(number)?,
         }
         Ok(())
+    }
+
+    fn load_task(&mut self) -> Result<(), Unwritten> {
+        let task = self.work.processor.task;
+        let task = task.ok_or(Unwritten::NotKept(NotKept::Task))?;
+        let load = Instruction::with2(Opcode::Mov_r64_rm64, Held::RAX, from_gs(task))?;
+        Ok(self.asm.add_instruction(load)?)
+    }
+
+    /// Loads a number of the task. A kernel has a task on each processor from its first instruction in C on.
+    fn load_task_number(&mut self, number: TaskNumber) -> Result<(), Unwritten> {
+        let fields = self.work.processor.fields;
+        let numbers = fields.map(|fields| fields.numbers);
+        let numbers = numbers.ok_or(Unwritten::NotKept(NotKept::TaskNumbers));
+        let at = match number {
+            TaskNumber::Thread => numbers?,
+            TaskNumber::Process => numbers?.wrapping_add(PROCESS_BYTES),
+            TaskNumber::User => return self.load_user(),
+        };
+        self.load_task()?;
+        Ok(self.asm.mov(eax, ptr(rax + at))?)
+    }
+
+    /// Loads the user of the task. A task has credentials from its first instruction to its last, and only the task itself replaces them.
+    fn load_user(&mut self) -> Result<(), Unwritten> {
+        let user = self.work.processor.fields.and_then(|fields| fields.user);
+        let user = user.ok_or(Unwritten::NotKept(NotKept::TaskUser))?;
+        self.load_task()?;
+        self.asm.mov(rax, ptr(rax + user.cred))?;
+        Ok(self.asm.mov(eax, ptr(rax + user.uid))?)
     }
 
     fn load_register(&mut self, register: Register) -> Result<(), IcedError> {

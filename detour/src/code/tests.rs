@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use address::Gpa;
 use introspect::PhysMemory as _;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
-use manifest::program::{Comparison, Condition, Linear, Operand};
+use manifest::program::{Comparison, Condition, Linear, Operand, TaskNumber};
 use proptest::prelude::*;
 use text::testing::{FakeMemory, FakeVcpu};
 use text::{GuestMemory, Passed, PlantByte, Planter, pass};
@@ -153,6 +153,9 @@ fn value(regs: &vmm::kvm_regs, operand: Operand) -> u64 {
     match operand {
         Operand::Cpu => CPU_NUMBER,
         Operand::CurrentTask => CURRENT_TASK,
+        Operand::Task(TaskNumber::User) => UID.into(),
+        Operand::Task(TaskNumber::Process) => PID.into(),
+        Operand::Task(TaskNumber::Thread) => TID.into(),
         other => other
             .register()
             .map_or(0, |register| register_value(regs, register)),
@@ -173,6 +176,7 @@ fn number() -> impl Strategy<Value = u64> {
         (0..64_u32).prop_map(|bit| (1 << bit) - 1),
         Just(CPU_NUMBER),
         Just(CURRENT_TASK),
+        proptest::sample::select(vec![UID, PID, TID]).prop_map(u64::from),
     ]
 }
 
@@ -334,6 +338,42 @@ fn record_without_a_user_is_marked() {
         ..FIELDS
     };
     assert_eq!(recorded_with(Some(fields), ring::UID), ring::NO_USER);
+}
+
+#[test]
+fn program_needs_the_place_of_the_number_that_it_reads() {
+    let filter = |text: &str| text.parse::<Filter>().expect(text);
+    let not_kept = |text: &str, fields| {
+        let filter = filter(text);
+        let work = work(Some(&filter), Does::Count(WORDS));
+        let processor = Processor {
+            fields,
+            ..work.processor
+        };
+        let nop = decode(&NOP5, TEXT).expect("an instruction");
+        let jumped = Jumped::new(nop, None).expect("room");
+        match assemble(&jumped, &[Work { processor, ..work }], DETOUR) {
+            Err(DetourError::NotKept(what)) => Some(what),
+            _ => None,
+        }
+    };
+    let without_user = TaskFields {
+        user: None,
+        ..FIELDS
+    };
+    for (text, missing) in [
+        ("uid == 0", NotKept::TaskUser),
+        ("pid == 1", NotKept::TaskNumbers),
+        ("tid == 1", NotKept::TaskNumbers),
+    ] {
+        assert_eq!(not_kept(text, None), Some(missing), "{text}");
+        assert_eq!(not_kept(text, Some(FIELDS)), None, "{text}");
+    }
+    assert_eq!(
+        not_kept("uid == 0", Some(without_user)),
+        Some(NotKept::TaskUser)
+    );
+    assert_eq!(not_kept("pid == 1", Some(without_user)), None);
 }
 
 /// The numbers in the overhead table (`rigs/src/overhead/ways.rs`).

@@ -1,12 +1,11 @@
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use inspect::expression::Printed;
 use inspect::stacks::StacksOf;
 use inspect::{Log, ModuleList, TaskList};
 use introspect::kallsyms::synthetic::TEXT;
 
 use super::*;
-use crate::core_file::PAGE_BYTES;
-use crate::synthetic::{BANNER, Machine, RUNNING, SLIDE, open, part};
+use crate::synthetic::{BANNER, Machine, RUNNING, SLIDE, file, open, part};
 
 #[test]
 fn kernel_is_found_in_the_memory_of_the_dump() {
@@ -64,6 +63,46 @@ fn vcpus_have_the_stacks_and_tasks_of_their_registers() {
 }
 
 #[test]
+fn kernel_with_page_tables_of_five_levels_has_the_same_answers() {
+    let mut machine = Machine::new();
+    machine.write_tables(5);
+    let kernel = machine.open().expect("a kernel");
+    let four = Machine::new().open().expect("a kernel");
+    assert_ne!(kernel.paging, four.paging);
+    let [five, four] = [&kernel, &four].map(|kernel| {
+        let view = kernel.view();
+        let expression = "*(struct task_struct *)&init_task";
+        let printed = Printed::evaluate(&view, expression, None, None).expect("a value");
+        let stacks = kernel.stacks(StacksOf::Vcpus).expect("stacks");
+        (printed.value, format!("{stacks:?}"))
+    });
+    assert_eq!(five, four);
+}
+
+#[test]
+fn file_that_is_cut_after_it_was_opened_is_an_error_of_the_file() {
+    let core = Machine::new().core();
+    let file = file(&core);
+    let kernel = DumpedKernel::open(file.try_clone().expect("a file"), core.len() as u64);
+    let kernel = kernel.expect("a kernel");
+    kernel.check_reads().expect("no failure");
+    file.set_len(0x1000).expect("cut");
+    ask(&kernel);
+    let failure = kernel.check_reads().expect_err("the file is cut");
+    assert!(failure.offset >= 0x1000, "{failure}");
+    kernel.check_reads().expect("reported once");
+}
+
+#[test]
+fn failed_read_while_the_kernel_is_searched_is_an_error_of_the_file() {
+    let core = Machine::new().core();
+    // The file has its headers and half of its memory, and is cut between the look at its size and the reads.
+    let cut = file(&core[..core.len() / 8]);
+    let error = DumpedKernel::open(cut, core.len() as u64).expect_err("half of a file");
+    assert!(matches!(error, OpenDumpError::Read(_)), "{error:?}");
+}
+
+#[test]
 fn missing_part_is_an_error_of_its_own() {
     let refused = |change: &dyn Fn(&mut Machine)| {
         let mut machine = Machine::new();
@@ -83,7 +122,7 @@ fn missing_part_is_an_error_of_its_own() {
     );
     let error = refused(&|machine| {
         let text = machine.guest.kernel.text.as_mut().expect("text");
-        text.at = text.at.wrapping_add(PAGE_BYTES as u64);
+        text.at = text.at.wrapping_add(PAGE_BYTES);
     });
     assert!(
         matches!(error, OpenDumpError::OtherKernel { .. }),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use address::Gva;
-use introspect::{Module, ModuleState, ModuleUsage, Modules, ModulesError};
+use introspect::{BuildId, Module, ModuleState, ModuleUsage, Modules, ModulesError};
 use thiserror::Error;
 
 use crate::KernelView;
@@ -60,6 +60,16 @@ pub struct ListedModule {
     pub permanent: bool,
     /// The modules that use this module, in the order of `/proc/modules`.
     pub users: Vec<String>,
+    /// The linker's digest; `None` if the module has none, or the kernel keeps no notes of modules.
+    pub build_id: Option<BuildId>,
+}
+
+/// A module that the list has, before the names of its users are known.
+#[derive(Debug)]
+struct Found {
+    module: Module,
+    usage: Option<ModuleUsage>,
+    build_id: Option<BuildId>,
 }
 
 /// A reader of the list of modules. Made while the kernel runs; reads while the kernel is paused.
@@ -94,7 +104,7 @@ impl ModuleList {
         let mut link = word(&reads, head)?;
         for _ in 0..MAX_MODULES {
             if link == head {
-                return self.listed(&reads, &found);
+                return self.listed(&reads, found);
             }
             let address = self.modules.at_link(link);
             let bytes = reads
@@ -104,7 +114,13 @@ impl ModuleList {
             let usage = self.modules.usage(address, &bytes);
             link = self.modules.next_link(&bytes);
             if module.state() != ModuleState::Unformed {
-                found.push((module, usage));
+                let read = |at, len| reads.bytes(at, len).ok();
+                let build_id = self.modules.build_id(&bytes, &module, read);
+                found.push(Found {
+                    module,
+                    usage,
+                    build_id,
+                });
             }
         }
         Err(ModuleListError::Endless)
@@ -113,16 +129,22 @@ impl ModuleList {
     fn listed(
         &self,
         reads: &Reads<'_>,
-        found: &[(Module, Option<ModuleUsage>)],
+        found: Vec<Found>,
     ) -> Result<Vec<ListedModule>, ModuleListError> {
-        let by_address = found
-            .iter()
-            .map(|(module, _)| (module.address(), module.name()));
-        let names: HashMap<Gva, &str> = by_address.collect();
+        let by_address = found.iter().map(|found| {
+            let module = &found.module;
+            (module.address(), module.name().to_owned())
+        });
+        let names: HashMap<Gva, String> = by_address.collect();
         let mut users_left = MAX_USERS;
         let mut listed = Vec::new();
-        for (module, usage) in found {
-            let users = match usage {
+        for Found {
+            module,
+            usage,
+            build_id,
+        } in found
+        {
+            let users = match &usage {
                 Some(usage) => users(reads, usage, &names, &mut users_left)?,
                 None => Vec::new(),
             };
@@ -139,6 +161,7 @@ impl ModuleList {
                 references: usage.map(|usage| usage.references),
                 permanent: usage.is_some_and(|usage| usage.permanent),
                 users,
+                build_id,
             });
         }
         Ok(listed)
@@ -149,7 +172,7 @@ impl ModuleList {
 fn users(
     reads: &Reads<'_>,
     usage: &ModuleUsage,
-    names: &HashMap<Gva, &str>,
+    names: &HashMap<Gva, String>,
     left: &mut usize,
 ) -> Result<Vec<String>, ModuleListError> {
     let mut users = Vec::new();
@@ -158,7 +181,7 @@ fn users(
         *left = left.checked_sub(1).ok_or(ModuleListError::Endless)?;
         let user = word(reads, Gva(link.0.wrapping_add_signed(usage.to_user)))?;
         // A user that is about to go has left the list.
-        users.extend(names.get(&user).map(|name| (*name).to_owned()));
+        users.extend(names.get(&user).cloned());
         link = word(reads, link)?;
     }
     Ok(users)

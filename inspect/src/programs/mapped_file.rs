@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use introspect::Btf;
 use introspect::btf::Slot;
 use thiserror::Error;
@@ -289,7 +289,7 @@ impl<'v> FileReader<'v> {
         let within = number.checked_sub(first)?;
         (within < self.folio_pages(folio)).then_some(())?;
         let frame = self.layout.cache.frame(self.pages, folio)?;
-        Some(Gpa(frame.0.wrapping_add(within.wrapping_mul(4096))))
+        Some(Gpa(frame.0.wrapping_add(within.wrapping_mul(PAGE_BYTES))))
     }
 
     fn folio_pages(&self, folio: Gva) -> u64 {

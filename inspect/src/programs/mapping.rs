@@ -1,6 +1,6 @@
 //! The mappings of a program.
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use introspect::Btf;
 use introspect::btf::Slot;
 
@@ -9,7 +9,6 @@ use super::tree::TreeLayout;
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
 
-const PAGE_BYTES: u64 = 4096;
 /// `DEFAULT_MAX_MAP_COUNT`.
 const MAX_MAPPINGS: usize = 65_530;
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use introspect::btf::Slot;
 use introspect::{Btf, PhysMemory};
 
@@ -14,7 +14,6 @@ use crate::KernelView;
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
 
-const PAGE_BYTES: u64 = 4096;
 /// 64-bit numbers, 6 bits a level.
 const MAX_LEVELS: usize = 11;
 /// An entry with 2 in the lowest bits is a node, or below this the number of an earlier slot (`xa_is_sibling`).

@@ -46,5 +46,5 @@ pub trait StackKernel {
     fn task(&self, paging: &PagingState, at: Gva) -> Option<RunningTask>;
 
     /// If `at` is in code that hyprobe has injected, the place that the code stands for.
-    fn displaced(&self, paging: &PagingState, at: Gva) -> Option<Displaced>;
+    fn displaced(&self, at: Gva) -> Option<Displaced>;
 }

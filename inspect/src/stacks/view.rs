@@ -8,7 +8,7 @@ use address::Gva;
 use introspect::orc::{
     CodeFrame, Displaced, Incomplete, KernelStack, OrcTable, Rule, StackSource, Start, unwind,
 };
-use introspect::{Module, PagingState, Symbol, read_virt};
+use introspect::{Module, PagingState, Symbol, Walks};
 
 use super::kernel::StackKernel;
 use super::module_code::ModuleCode;
@@ -44,12 +44,12 @@ pub struct StackLimits {
     pub steps: usize,
 }
 
-/// A kernel during the unwinding of a stack, or of several of one moment.
+/// A kernel during the unwinding of a stack, or of several of one moment: page tables are remembered.
 pub struct StackView<'k> {
     kernel: &'k dyn StackKernel,
     table: &'k OrcTable,
     named: &'k NamedModules,
-    paging: PagingState,
+    walks: Walks,
     /// Read once, for the first frame outside the kernel's image: a false list may be long.
     modules: OnceCell<ModuleCode>,
     /// The number of modules whose symbols may still be read.
@@ -62,7 +62,7 @@ pub struct StackView<'k> {
 impl fmt::Debug for StackView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StackView")
-            .field("paging", &self.paging)
+            .field("walks", &self.walks)
             .field("left", &self.left)
             .finish_non_exhaustive()
     }
@@ -82,7 +82,7 @@ impl<'k> StackView<'k> {
             kernel,
             table,
             named,
-            paging,
+            walks: Walks::new(paging),
             modules: OnceCell::new(),
             may_read: Cell::new(limits.modules),
             steps: limits.steps,
@@ -119,9 +119,7 @@ impl<'k> StackView<'k> {
 
     fn read(&self, at: Gva) -> Option<u64> {
         self.take(1)?;
-        let mut bytes = [0; 8];
-        read_virt(self.kernel.memory(), &self.paging, at, &mut bytes).ok()?;
-        Some(u64::from_le_bytes(bytes))
+        self.walks.read_u64(self.kernel.memory(), at).ok()
     }
 
     /// The running address of the kernel's symbol `name`.
@@ -145,7 +143,7 @@ impl<'k> StackView<'k> {
     fn modules(&self) -> Option<Vec<Module>> {
         let modules = self.kernel.modules()?;
         let head = self.running(MODULES)?;
-        Some(modules.described(self.kernel.memory(), &self.paging, head))
+        Some(modules.described(self.kernel.memory(), self.walks.state(), head))
     }
 
     /// The module whose code is at `at`, without symbols.
@@ -159,7 +157,7 @@ impl<'k> StackView<'k> {
         self.named.known(module).or_else(|| {
             self.may_read.set(self.may_read.get().checked_sub(1)?);
             let modules = self.kernel.modules()?;
-            let read = modules.read_one(self.kernel.memory(), &self.paging, module.address());
+            let read = modules.read_one(self.kernel.memory(), self.walks.state(), module.address());
             // A running guest may have loaded another module at the address.
             let read = Arc::new(read.ok().filter(|read| read.is_same_load(module))?);
             self.named.keep(Arc::clone(&read));
@@ -259,7 +257,7 @@ impl StackSource for StackView<'_> {
         self.take(SEARCH_STEPS)?;
         let rules = module.unwind_rules()?;
         let memory = self.kernel.memory();
-        rules.rule(memory, &self.paging, self.table.format(), at)
+        rules.rule(memory, self.walks.state(), self.table.format(), at)
     }
 
     fn word(&self, at: Gva) -> Option<u64> {
@@ -277,7 +275,7 @@ impl StackSource for StackView<'_> {
     }
 
     fn displaced(&self, at: Gva) -> Option<Displaced> {
-        let displaced = self.kernel.displaced(&self.paging, at)?;
+        let displaced = self.kernel.displaced(at)?;
         self.take(SEARCH_STEPS)?;
         Some(displaced)
     }

@@ -1,6 +1,6 @@
 //! The command line of a program, from the program's own memory.
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use introspect::Btf;
 use introspect::btf::Slot;
 
@@ -10,7 +10,6 @@ use crate::structs::{NoType, StructType};
 
 /// The most bytes of a command line that are read.
 const MAX_BYTES: u64 = 4096;
-const PAGE_BYTES: u64 = 4096;
 
 /// The members of `mm_struct`.
 #[derive(Debug)]

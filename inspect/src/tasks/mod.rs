@@ -7,6 +7,7 @@
 //! hit, with few reads.
 
 mod cgroup;
+mod cgroup_paths;
 mod command_line;
 mod error;
 mod layout;
@@ -19,9 +20,10 @@ mod task_reader;
 mod tests;
 mod walk;
 
+pub use cgroup_paths::CgroupPaths;
 pub use error::TaskListError;
 pub use running_task::{ParentTask, RunningTask};
 pub(crate) use switched_out::SwitchFrames;
-pub use task_reader::{CgroupPaths, TaskReader};
+pub use task_reader::{TaskNumbers, TaskReader};
 pub(crate) use walk::Thread;
 pub use walk::{Task, TaskList};

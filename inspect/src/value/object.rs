@@ -1,10 +1,9 @@
 //! The bytes of an object, maybe with missing pages.
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 
 use crate::view::KernelView;
 
-const PAGE_BYTES: u64 = 4096;
 /// The kernel's largest objects that are shown at once; `struct pglist_data` has 180 KiB.
 const MAX_BYTES: u64 = 256 << 10;
 

@@ -3,13 +3,13 @@
 #![expect(unsafe_code, reason = "it runs bytes as code")]
 
 use std::ptr;
+
+use address::PAGE_LEN;
 use std::sync::{Mutex, MutexGuard};
 
 /// The offsets on the code page of the instruction and of the branch target.
 const INSTRUCTION_OFFSET: usize = 0x100;
 const TARGET_OFFSET: usize = 0x180;
-
-const PAGE_BYTES: usize = 4096;
 
 /// Registers before and after the run, at offsets known to the assembly below.
 #[repr(C)]
@@ -140,7 +140,7 @@ impl Native {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let code = map(
-            PAGE_BYTES,
+            PAGE_LEN,
             libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
         );
         let data = map(data_bytes, libc::PROT_READ | libc::PROT_WRITE);
@@ -237,7 +237,7 @@ impl Drop for Native {
     fn drop(&mut self) {
         // SAFETY: both were mapped by `new` with these sizes, and nothing points into them.
         unsafe {
-            libc::munmap(self.code.cast(), PAGE_BYTES);
+            libc::munmap(self.code.cast(), PAGE_LEN);
             libc::munmap(self.data.cast(), self.data_bytes);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_LEN};
 
 use super::{KallsymsError, symtab, tables, view::View};
 use crate::{KernelImage, PhysMemory, SymbolTable};
@@ -11,7 +11,6 @@ use crate::{KernelImage, PhysMemory, SymbolTable};
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
 /// Guest memory is copied in pieces of 1 MiB, and page by page if a piece cannot be read in full.
 const PIECE_BYTES: usize = 1 << 20;
-const PAGE_BYTES: usize = 4096;
 
 /// The symbols of the decompressed kernel ELF in `bytes`, at link-time addresses.
 ///
@@ -83,7 +82,7 @@ pub fn from_guest<M: PhysMemory + ?Sized>(
 
 fn copy_pages<M: PhysMemory + ?Sized>(memory: &M, start: Gpa, piece: &mut [u8]) {
     let mut at = start;
-    for page in piece.chunks_mut(PAGE_BYTES) {
+    for page in piece.chunks_mut(PAGE_LEN) {
         if memory.read(at, page).is_err() {
             page.fill(0);
         }

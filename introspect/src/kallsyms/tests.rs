@@ -94,6 +94,32 @@ fn the_bigger_of_two_tables_is_taken() {
     assert_eq!(table.len(), 922);
 }
 
+/// Symbols with labels that place the read-only data at `rodata`.
+fn with_rodata(count: u64, rodata: std::ops::Range<u64>) -> Vec<Entry> {
+    let mut written = symbols(Layout::OffsetsLast, count);
+    written.push((rodata.start, 'R', "__start_rodata".to_owned()));
+    written.push((rodata.end, 'R', "__end_rodata".to_owned()));
+    written
+}
+
+#[test]
+fn larger_table_behind_the_read_only_data_does_not_replace_the_kernels_own() {
+    const RODATA_BYTES: usize = 1 << 20;
+    let own_rodata = RODATA.0..RODATA.0 + RODATA_BYTES as u64;
+    let own = with_rodata(520, own_rodata.clone());
+    let mut bytes = kernel(Layout::OffsetsLast, RODATA, TEXT, &own);
+    bytes.resize(RODATA_BYTES, 0);
+    let behind = RODATA.wrapping_add(bytes.len() as u64);
+    // The labels of the forged table name the own read-only data, or the memory around the forged table.
+    for rodata in [own_rodata, behind.0..behind.0 + RODATA_BYTES as u64] {
+        let forged = with_rodata(900, rodata);
+        let mut bytes = bytes.clone();
+        bytes.extend(kernel(Layout::OffsetsLast, behind, TEXT, &forged));
+        let table = parse(&bytes, RODATA).expect("two tables");
+        assert_eq!(table.len(), own.len());
+    }
+}
+
 #[test]
 fn tables_without_the_labels_of_a_kernel_are_refused() {
     let mut written = symbols(Layout::OffsetsLast, 600);

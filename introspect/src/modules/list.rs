@@ -10,7 +10,7 @@ use super::{
     view::View,
 };
 use crate::tracepoints::{ModuleTables, TableAt};
-use crate::{Btf, PagingState, PhysMemory, SymbolTable};
+use crate::{Btf, BuildId, PagingState, PhysMemory, SymbolTable};
 
 /// The kernel's list head.
 const LIST: &str = "modules";
@@ -157,6 +157,18 @@ impl Modules {
         self.layout.usage.as_ref()?.read(address, bytes)
     }
 
+    /// The build-id of `module`, from the bytes of the `struct module`; `None` if the module has none, or if it cannot be read. `read` reads
+    /// as many bytes at an address.
+    #[must_use]
+    pub fn build_id(
+        &self,
+        bytes: &[u8],
+        module: &Module,
+        read: impl Fn(Gva, usize) -> Option<Vec<u8>>,
+    ) -> Option<BuildId> {
+        self.layout.notes.as_ref()?.build_id(read, bytes, module)
+    }
+
     /// The modules on the kernel's list, without symbols and sites, up to the first that cannot be read. `head` is the run-time address
     /// of the list. For stacks of a guest that runs: a read for each module.
     #[must_use]
@@ -209,8 +221,9 @@ impl Modules {
             Err(error) => module.unread.push(error),
         }
         sites::read(view, &self.layout, bytes, &mut module);
-        let notes = self.layout.notes.as_ref();
-        module.build_id = notes.and_then(|notes| notes.build_id(view, bytes, &module));
+        module.build_id = self.build_id(bytes, &module, |at, len| {
+            view.bytes("a module's notes", at, len).ok()
+        });
         Ok(module)
     }
 }

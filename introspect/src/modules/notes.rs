@@ -5,7 +5,7 @@
 
 use address::Gva;
 
-use super::{Module, view::View};
+use super::Module;
 use crate::BuildId;
 use crate::btf::{Btf, Slot, StructId};
 
@@ -46,10 +46,11 @@ impl NotesLayout {
         })
     }
 
-    /// The build-id of `module`, from the bytes of the `struct module`; `None` if the module has none, or if it cannot be read.
+    /// The build-id of `module`, from the bytes of the `struct module`; `None` if the module has none, or if it cannot be read. `read` reads as many
+    /// bytes at an address.
     pub(super) fn build_id(
         &self,
-        view: &View<'_>,
+        read: impl Fn(Gva, usize) -> Option<Vec<u8>>,
         bytes: &[u8],
         module: &Module,
     ) -> Option<BuildId> {
@@ -57,14 +58,14 @@ impl NotesLayout {
         let first = Gva(notes).wrapping_add(self.first);
         for number in 0..MAX_SECTIONS {
             let at = first.wrapping_add(number * self.stride as u64);
-            let entry = view.bytes("a module's notes", at, self.stride).ok()?;
+            let entry = read(at, self.stride)?;
             let (address, size) = (Gva(self.address.read(&entry)?), self.size.read(&entry)?);
             module.region_at(address)?;
             let len = usize::try_from(size).ok();
             let Some(len) = len.filter(|_| size <= MAX_SECTION_BYTES) else {
                 continue;
             };
-            let section = view.bytes("a module's note", address, len).ok()?;
+            let section = read(address, len)?;
             if let Some(id) = BuildId::of_notes(&section) {
                 return Some(id);
             }

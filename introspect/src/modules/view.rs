@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 
 use super::ModulesError;
 use crate::{PagingState, PhysMemory, read_virt};
@@ -11,7 +11,6 @@ use crate::{PagingState, PhysMemory, read_virt};
 const MAX_BYTES: usize = 128 << 20;
 /// The least cost of a read or a symbol, so that millions of short reads are not for free.
 const MIN_COST_BYTES: usize = 256;
-const PAGE_BYTES: u64 = 4096;
 
 /// Guest memory through the guest's page tables.
 pub(super) struct View<'m> {

@@ -58,10 +58,16 @@ const RANGES: [(&str, &str, Unfit); 3] = [
     ),
 ];
 
-const NAMES: [(&str, Unfit); 28] = [
+const NAMES: [(&str, Unfit); 33] = [
     // Between two `swapgs`, the kernel's own `gs` is not in force.
     ("asm_load_gs_index", Unfit::Entry),
     ("native_load_gs_index", Unfit::Entry),
+    ("__rdgsbase_inactive", Unfit::Entry),
+    ("__wrgsbase_inactive", Unfit::Entry),
+    // On a processor that starts, `gs` is 0 before the write of its base.
+    ("load_percpu_segment", Unfit::Entry),
+    ("switch_to_new_gdt", Unfit::Entry),
+    ("switch_gdt_and_percpu_base", Unfit::Entry),
     ("startup_64*", Unfit::Start),
     ("secondary_startup_64*", Unfit::Start),
     ("common_startup_64", Unfit::Start),

@@ -9,11 +9,13 @@ mod level;
 mod state;
 mod virt;
 mod walk;
+mod walks;
 
 pub use level::{Level, PageSize};
 pub use state::PagingState;
 pub use virt::{VirtReadError, read_virt};
 pub use walk::{EntryAt, Translation, WalkFault, entry_at, walk};
+pub use walks::Walks;
 
 #[cfg(test)]
 mod tests;

@@ -116,6 +116,16 @@ pub fn walk<M: PhysMemory + ?Sized>(
     state: &PagingState,
     gva: Gva,
 ) -> Result<Translation, WalkFault> {
+    walk_noting(memory, state, gva, |_| ())
+}
+
+/// [`walk`], which also calls `directory` with the page directory on the way, if the walk reaches one.
+pub(super) fn walk_noting<M: PhysMemory + ?Sized>(
+    memory: &M,
+    state: &PagingState,
+    gva: Gva,
+    directory: impl FnOnce(Descent),
+) -> Result<Translation, WalkFault> {
     if !state.paging_enabled() {
         return unpaged(gva);
     }
@@ -125,54 +135,94 @@ pub fn walk<M: PhysMemory + ?Sized>(
     if !state.is_canonical(gva) {
         return Err(WalkFault::NonCanonical { gva });
     }
+    Descent::from_root(state).walk(memory, state, gva, directory)
+}
 
-    let mut level = if state.five_levels() {
-        Level::Pml5
-    } else {
-        Level::Pml4
-    };
-    let mut table = state.root();
-    let (mut writable, mut user, mut executable, mut accessed) = (true, true, true, true);
-    loop {
-        let slot = table.wrapping_add(((gva.0 >> level.shift()) & 0x1ff) * 8);
-        let raw = memory
-            .read_u64(slot)
-            .map_err(|source| WalkFault::Unreadable { gva, level, source })?;
-        let entry = Entry(raw);
-        if !entry.present() {
-            return Err(WalkFault::NotPresent { gva, level });
+/// A table in the middle of a walk, and the permissions of the entries above.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descent {
+    table: Gpa,
+    level: Level,
+    writable: bool,
+    user: bool,
+    executable: bool,
+    accessed: bool,
+}
+
+impl Descent {
+    fn from_root(state: &PagingState) -> Self {
+        Self {
+            table: state.root(),
+            level: if state.five_levels() {
+                Level::Pml5
+            } else {
+                Level::Pml4
+            },
+            writable: true,
+            user: true,
+            executable: true,
+            accessed: true,
         }
-        if entry.reserved(level, state.no_execute_enabled()) {
-            return Err(WalkFault::Reserved {
-                gva,
-                level,
-                entry: raw,
-            });
-        }
-        writable &= entry.writable();
-        user &= entry.user();
-        executable &= !entry.no_execute();
-        accessed &= entry.accessed();
-        match (entry.leaf(level), level.below()) {
-            (None, Some(below)) => {
-                table = entry.table();
-                level = below;
+    }
+
+    /// The rest of the walk to `gva`, from this table on. Calls `directory` with the page directory on the way.
+    pub(super) fn walk<M: PhysMemory + ?Sized>(
+        mut self,
+        memory: &M,
+        state: &PagingState,
+        gva: Gva,
+        directory: impl FnOnce(Self),
+    ) -> Result<Translation, WalkFault> {
+        let mut directory = Some(directory);
+        loop {
+            let level = self.level;
+            if level == Level::Pd
+                && let Some(directory) = directory.take()
+            {
+                directory(self);
             }
-            (size, _) => {
-                let page_size = size.unwrap_or(PageSize::Size4K);
-                return Ok(Translation {
-                    gpa: entry
-                        .frame(page_size)
-                        .wrapping_add(gva.0 & (page_size.bytes() - 1)),
-                    page_size,
-                    writable,
-                    user,
-                    executable,
-                    accessed,
-                    dirty: entry.dirty(),
-                    global: entry.global(),
-                    key: entry.key(),
+            let slot = self
+                .table
+                .wrapping_add(((gva.0 >> level.shift()) & 0x1ff) * 8);
+            let raw = memory
+                .read_u64(slot)
+                .map_err(|source| WalkFault::Unreadable { gva, level, source })?;
+            let entry = Entry(raw);
+            if !entry.present() {
+                return Err(WalkFault::NotPresent { gva, level });
+            }
+            if entry.reserved(level, state.no_execute_enabled()) {
+                return Err(WalkFault::Reserved {
+                    gva,
+                    level,
+                    entry: raw,
                 });
+            }
+            self.writable &= entry.writable();
+            self.user &= entry.user();
+            self.executable &= !entry.no_execute();
+            self.accessed &= entry.accessed();
+            match (entry.leaf(level), level.below()) {
+                (None, Some(below)) => {
+                    self.table = entry.table();
+                    self.level = below;
+                }
+                (size, _) => {
+                    let page_size = size.unwrap_or(PageSize::Size4K);
+                    return Ok(Translation {
+                        gpa: entry
+                            .frame(page_size)
+                            .wrapping_add(gva.0 & (page_size.bytes() - 1)),
+                        page_size,
+                        writable: self.writable,
+                        user: self.user,
+                        executable: self.executable,
+                        accessed: self.accessed,
+                        dirty: entry.dirty(),
+                        global: entry.global(),
+                        key: entry.key(),
+                    });
+                }
             }
         }
     }

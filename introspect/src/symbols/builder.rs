@@ -87,9 +87,14 @@ impl SymbolTableBuilder {
             modules,
             mut entries,
         } = self;
-        entries.sort_by_cached_key(|entry| {
+        // A kernel's symbols come nearly in the order of their addresses, so few pairs need their names.
+        let shown = |entry: &Entry| {
             let name = entry.name(&names);
-            (entry.address, rank::for_display(entry.kind, name), name)
+            (rank::for_display(entry.kind, name), name)
+        };
+        entries.sort_by(|left, right| {
+            let addresses = left.address.cmp(&right.address);
+            addresses.then_with(|| shown(left).cmp(&shown(right)))
         });
         SymbolTable::from_sorted(entries, names.into(), modules.into())
     }

@@ -51,19 +51,10 @@ impl SymbolTable {
         names: Arc<str>,
         modules: Arc<[Arc<str>]>,
     ) -> Self {
-        let mut by_name: Vec<u32> = (0..entries.len())
-            .filter_map(|index| u32::try_from(index).ok())
-            .collect();
-        by_name.sort_unstable_by(|&a, &b| {
-            let (left, right) = (&entries[a as usize], &entries[b as usize]);
-            left.name(&names)
-                .cmp(right.name(&names))
-                .then_with(|| rank::for_lookup(left.kind).cmp(&rank::for_lookup(right.kind)))
-                .then_with(|| a.cmp(&b))
-        });
+        let by_name = by_name(&entries, &names);
         Self {
             entries: entries.into(),
-            by_name: by_name.into(),
+            by_name,
             names,
             modules,
         }
@@ -184,7 +175,17 @@ impl SymbolTable {
                 b'd'
             };
         }
-        Self::from_sorted(entries, self.names, self.modules)
+        // The order at an address depends on no letter that has changed; the order of one name does.
+        let mut by_name = self.by_name.to_vec();
+        let name = |&index: &u32| entries[index as usize].name(&self.names);
+        for shared in by_name.chunk_by_mut(|left, right| name(left) == name(right)) {
+            shared.sort_unstable_by_key(|&index| for_lookup(&entries, index));
+        }
+        Self {
+            entries: entries.into(),
+            by_name: by_name.into(),
+            ..self
+        }
     }
 
     /// All symbols in address order.
@@ -221,4 +222,34 @@ impl SymbolTable {
             if crosses { 0 } else { next.address - address }
         })
     }
+}
+
+/// Indices into `entries`, by name; of one name, the result of a lookup comes first.
+fn by_name(entries: &[Entry], names: &str) -> Arc<[u32]> {
+    let indices = (0..entries.len()).filter_map(|index| u32::try_from(index).ok());
+    let mut ordered: Vec<(u128, u32)> = indices
+        .map(|index| (beginning(entries[index as usize].name(names)), index))
+        .collect();
+    // Most pairs differ in their beginnings: then their names, which lie all over memory, are not read.
+    ordered.sort_unstable_by(|&(left_beginning, left), &(right_beginning, right)| {
+        let name = |index: u32| entries[index as usize].name(names);
+        left_beginning
+            .cmp(&right_beginning)
+            .then_with(|| name(left).cmp(name(right)))
+            .then_with(|| for_lookup(entries, left).cmp(&for_lookup(entries, right)))
+    });
+    ordered.into_iter().map(|(_, index)| index).collect()
+}
+
+/// The first bytes of `name` as a number, in the order of the names.
+fn beginning(name: &str) -> u128 {
+    let mut bytes = [0; size_of::<u128>()];
+    let len = name.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+    u128::from_be_bytes(bytes)
+}
+
+/// Orders the entries with one name: the least is the result of a lookup.
+fn for_lookup(entries: &[Entry], index: u32) -> ((bool, bool), u32) {
+    (rank::for_lookup(entries[index as usize].kind), index)
 }

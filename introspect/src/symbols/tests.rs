@@ -204,7 +204,7 @@ fn implausible_symbols_are_dropped() {
 proptest! {
     #[test]
     fn every_symbol_is_found_by_name_and_by_address(
-        symbols in proptest::collection::vec((any::<u16>(), "[a-d_]{1,4}", "[TtDd]"), 1..60),
+        symbols in proptest::collection::vec((any::<u16>(), "[a-d_]{1,4}|__x64_sys_timer[_s]{0,3}", "[TtDd]"), 1..60),
     ) {
         let mut builder = SymbolTableBuilder::new();
         for (address, name, kind) in &symbols {
@@ -219,6 +219,28 @@ proptest! {
             prop_assert!(all.iter().any(|symbol| symbol.address == address));
             let place = table.resolve(address).expect("it has a symbol");
             prop_assert_eq!((place.symbol.address, place.offset), (address, 0));
+        }
+    }
+
+    #[test]
+    fn table_whose_stray_text_is_made_data_equals_a_table_built_of_data(
+        symbols in proptest::collection::vec((any::<u16>(), "[a-c_]{1,2}", "[TtDd]"), 1..60),
+        first_data in any::<u16>(),
+    ) {
+        let first_data = Gva(TEXT + u64::from(first_data));
+        let (mut changed, mut built) = (SymbolTableBuilder::new(), SymbolTableBuilder::new());
+        for (address, name, kind) in &symbols {
+            let address = Gva(TEXT + u64::from(*address));
+            let kind = kind.chars().next().expect("one letter");
+            changed.push(address, kind, name);
+            let data = if address < first_data { kind } else { kind.to_string().replace('T', "D").replace('t', "d").remove(0) };
+            built.push(address, data, name);
+        }
+        let changed = changed.build().with_text_only_in(|address| address < first_data);
+        let built = built.build();
+        prop_assert!(changed.iter().eq(built.iter()));
+        for (_, name, _) in &symbols {
+            prop_assert_eq!(changed.lookup_all(name), built.lookup_all(name));
         }
     }
 }

@@ -8,7 +8,7 @@ use address::Gva;
 use crate::image::ImageReader;
 
 /// An entry of the table: two distances of 32 bits, and one of 64.
-pub(super) const JUMP_BYTES: u64 = 16;
+pub(super) const ENTRY_BYTES: u64 = 16;
 const KEY_OFFSET: u64 = 8;
 /// The lowest bits of the distance to a key are flags.
 const KEY_FLAGS: u64 = 3;
@@ -29,7 +29,7 @@ pub(super) type Labels = BTreeMap<Gva, Arc<[TracepointSite]>>;
 pub(super) fn labels(image: ImageReader<'_>, start: Gva, count: u64) -> Labels {
     let mut labels: BTreeMap<Gva, Vec<TracepointSite>> = BTreeMap::new();
     for number in 0..count {
-        let entry = start.wrapping_add(number * JUMP_BYTES);
+        let entry = start.wrapping_add(number * ENTRY_BYTES);
         if let Some((key, site)) = label(image, entry) {
             labels.entry(key).or_default().push(site);
         }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::TracepointSite;
-use super::labels::{JUMP_BYTES, Labels, labels};
+use super::labels::{ENTRY_BYTES, Labels, labels};
 use super::layout::{Layout, TracepointVariable, is_name};
 use crate::btf::Btf;
 use crate::image::ImageReader;
@@ -140,7 +140,7 @@ fn all_labels(image: ImageReader<'_>, symbols: &SymbolTable) -> Labels {
     let Some((start, stop)) = start.zip(stop) else {
         return Labels::new();
     };
-    let count = stop.offset_from(start).unwrap_or(0) / JUMP_BYTES;
+    let count = stop.offset_from(start).unwrap_or(0) / ENTRY_BYTES;
     labels(image, start, count.min(MAX_JUMPS))
 }
 
@@ -235,7 +235,7 @@ mod tests {
         image.pointer(CLASS, 0x280);
         image.put(0x280, b"sched\0");
         for (number, site) in (0..).zip([SITES[0], SITES[1], 0xa00]) {
-            let entry = JUMP_TABLE + number * JUMP_BYTES;
+            let entry = JUMP_TABLE + number * ENTRY_BYTES;
             image.near(entry, site);
             image.near(entry + 4, site + 0x40);
             // The flag of a likely branch.
@@ -250,7 +250,7 @@ mod tests {
             ("__stop_ftrace_events", 16),
             ("__tracepoint_sched_switch", TRACEPOINT),
             ("__start___jump_table", JUMP_TABLE),
-            ("__stop___jump_table", JUMP_TABLE + 3 * JUMP_BYTES),
+            ("__stop___jump_table", JUMP_TABLE + 3 * ENTRY_BYTES),
         ] {
             symbols.push(Gva(BASE + at), 'D', name);
         }

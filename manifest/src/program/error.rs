@@ -90,7 +90,8 @@ impl ProgramError {
             },
             ProgramProblem::UnknownOperand(word) => {
                 let names: Vec<_> = Operand::all().map(|operand| operand.to_string()).collect();
-                let there_are = "there are arg0 to arg5, curtask, cpu and the registers";
+                let there_are =
+                    "there are arg0 to arg5, uid, pid, tid, curtask, cpu and the registers";
                 Some(match did_you_mean(word, names.iter().map(String::as_str)) {
                     Some(name) => format!("did you mean `{name}`? {there_are}"),
                     None => there_are.to_owned(),

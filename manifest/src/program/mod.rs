@@ -29,5 +29,5 @@ mod token;
 pub use aggregate::{Aggregate, Linear, LinearError, NotAtReturn};
 pub use error::{ProgramError, ProgramProblem};
 pub use filter::{Comparison, Condition, Filter, FilterError};
-pub use operand::{Argument, Operand, Register, Values};
+pub use operand::{Argument, Operand, Register, TaskNumber, Values};
 pub use result::{AggregateResult, HistBucket, LhistBucket};

@@ -79,6 +79,34 @@ impl Argument {
     }
 }
 
+/// A number of the task that the processor runs, 32 bits in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TaskNumber {
+    /// The real user, as a number in the initial user namespace.
+    User,
+    /// The process: the kernel's `tgid`.
+    Process,
+    /// The thread: the kernel's `pid`.
+    Thread,
+}
+
+impl TaskNumber {
+    /// All numbers.
+    pub const ALL: [Self; 3] = [Self::User, Self::Process, Self::Thread];
+    /// The value in place of a number that cannot be read; no task has it, since numbers have 32 bits.
+    pub const UNKNOWN: u64 = u64::MAX;
+
+    /// The name in programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::User => "uid",
+            Self::Process => "pid",
+            Self::Thread => "tid",
+        }
+    }
+}
+
 /// A 64-bit value that a program reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
@@ -88,6 +116,8 @@ pub enum Operand {
     Argument(Argument),
     /// The address of the `struct task_struct` of the task that the processor runs; 0 if unknown.
     CurrentTask,
+    /// A number of the task that the processor runs; [`TaskNumber::UNKNOWN`] if it cannot be read.
+    Task(TaskNumber),
     /// The processor's number in the guest.
     Cpu,
 }
@@ -96,7 +126,8 @@ impl Operand {
     /// All operands.
     pub fn all() -> impl Iterator<Item = Self> {
         let arguments = (0..).map_while(Argument::new).map(Self::Argument);
-        let others = [Self::CurrentTask, Self::Cpu];
+        let numbers = TaskNumber::ALL.map(Self::Task);
+        let others = [Self::CurrentTask, Self::Cpu].into_iter().chain(numbers);
         let registers = Register::ALL.iter().copied().map(Self::Register);
         arguments.chain(others).chain(registers)
     }
@@ -107,8 +138,14 @@ impl Operand {
         match self {
             Self::Register(register) => Some(register),
             Self::Argument(argument) => Some(argument.register()),
-            Self::CurrentTask | Self::Cpu => None,
+            Self::CurrentTask | Self::Task(_) | Self::Cpu => None,
         }
+    }
+
+    /// Whether the operand is about the task that the processor runs.
+    #[must_use]
+    pub const fn is_of_task(self) -> bool {
+        matches!(self, Self::CurrentTask | Self::Task(_))
     }
 }
 
@@ -119,6 +156,7 @@ impl fmt::Display for Operand {
             Self::Register(register) => f.write_str(register.name()),
             Self::Argument(argument) => write!(f, "arg{}", argument.number()),
             Self::CurrentTask => f.write_str("curtask"),
+            Self::Task(number) => f.write_str(number.name()),
             Self::Cpu => f.write_str("cpu"),
         }
     }

@@ -13,7 +13,7 @@ use super::error::AGGREGATES;
 use super::token::{Token, Tokens};
 use super::{
     Aggregate, Argument, Comparison, Condition, Filter, Linear, Operand, ProgramError,
-    ProgramProblem, Register,
+    ProgramProblem, Register, TaskNumber,
 };
 
 /// bpftrace's name for the return value of a function.
@@ -111,6 +111,9 @@ fn operand(name: Token<'_>) -> Result<Operand, ProgramError> {
         "cpu" => return Ok(Operand::Cpu),
         RETVAL => return Ok(Operand::Register(Register::Rax)),
         _ => (),
+    }
+    if let Some(number) = TaskNumber::ALL.iter().find(|it| it.name() == name.text) {
+        return Ok(Operand::Task(*number));
     }
     if let Some(register) = Register::ALL.iter().find(|known| known.name() == name.text) {
         return Ok(Operand::Register(*register));

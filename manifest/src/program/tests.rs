@@ -34,6 +34,27 @@ fn text_is_parsed_to_its_value() {
         ),
         ("cpu<2", Operand::Cpu, None, Comparison::Below, 2),
         (
+            "uid >= 1000",
+            Operand::Task(TaskNumber::User),
+            None,
+            Comparison::AboveOrEqual,
+            1000,
+        ),
+        (
+            "pid == 1",
+            Operand::Task(TaskNumber::Process),
+            None,
+            Comparison::Eq,
+            1,
+        ),
+        (
+            "(tid & 1) != 0",
+            Operand::Task(TaskNumber::Thread),
+            Some(1),
+            Comparison::Ne,
+            0,
+        ),
+        (
             "curtask == 0xffff888003d58000",
             Operand::CurrentTask,
             None,
@@ -467,7 +488,7 @@ proptest! {
     #[test]
     fn filter_is_the_conjunction_of_its_conditions(
         filter in any_filter(),
-        mut values in proptest::collection::vec(edge(), 25),
+        mut values in proptest::collection::vec(edge(), Operand::all().count()),
         meet in proptest::collection::vec(any::<bool>(), Filter::MAX_CONDITIONS),
     ) {
         let operands: Vec<_> = Operand::all().collect();

@@ -12,6 +12,7 @@ use crate::engine::reporter::{Reporter, registers};
 use crate::engine::running::Running;
 use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
+use crate::hit_state::HitState;
 
 /// The maximum length of a panic message.
 const MAX_MESSAGE_BYTES: usize = 256;
@@ -46,12 +47,14 @@ impl Crashes {
     /// Records a panic: the vCPU is about to run `panic`.
     pub(crate) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let regs = vcpu.regs()?;
+        let state = HitState::from(vcpu.system_state()?);
+        let task = self.tasks.named(&state, Gva(regs.rip));
         let message = self.string(vcpu, Gva(regs.rdi))?;
         self.reporter
             .note(None, format!("the kernel panics: {message}"));
         let crash = Crash {
             vcpu: vcpu.index(),
-            task: self.tasks.on(vcpu, Gva(regs.rip))?.map(|task| task.comm),
+            task: task.map(|task| task.comm),
             regs: registers(&regs, Hex(regs.rip)),
             frames: self.frames(vcpu, &regs)?,
         };

@@ -1,4 +1,7 @@
 //! Tasks in the form of events.
+//!
+//! `inspect` and `events` do not know each other, and each has a type for a task: `inspect` also answers questions about dumps, without a run and its
+//! events, and the serialised form of `events` is documented and versioned. The conversion moves the names, and allocates nothing.
 
 use events::{ParentTask, Task};
 use inspect::RunningTask;

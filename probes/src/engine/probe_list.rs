@@ -1,7 +1,7 @@
 //! The registered probes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use arc_swap::ArcSwap;
 use errors::chain;
@@ -14,10 +14,11 @@ use crate::engine::abilities::Abilities;
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::EngineAction;
 use crate::engine::interest::{Counted, Interest, interests};
+use crate::engine::programs::check_operands;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::engine::typed::signature_for;
+use crate::engine::typed::{shows_types, signature_for};
 use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
@@ -55,6 +56,8 @@ pub(crate) struct ProbeList {
     pub(crate) next_id: AtomicU64,
     /// The knob: off removes every plant, and keeps each probe's own switch.
     pub(crate) armed: AtomicBool,
+    /// The note that the kernel has no types.
+    pub(crate) untyped: Once,
 }
 
 impl ProbeList {
@@ -76,12 +79,13 @@ impl ProbeList {
             stack,
         } in new
         {
-            if let EngineAction::Configured(Action::Aggregate(aggregate)) = action {
-                aggregate.fits(spec.kind).map_err(|error| ResolveError {
+            let kernel = &self.running.kernel;
+            check_operands(kernel, spec.kind, filter.as_ref(), action).map_err(|problem| {
+                ResolveError {
                     spec: spec.to_string(),
-                    problem: error.into(),
-                })?;
-            }
+                    problem,
+                }
+            })?;
             let is_handled = !matches!(action, EngineAction::Configured(_));
             if let Location::Program(_) = &spec.location {
                 check_program(&self.running, is_handled, *stack).map_err(|problem| {
@@ -176,7 +180,22 @@ impl ProbeList {
                 probes.push(Arc::new(probe));
             }
         }
+        self.note_missing_types(&probes);
         Ok(probes)
+    }
+
+    /// Notes once that the kernel has no types, if one of `probes` would show them.
+    fn note_missing_types(&self, probes: &[Arc<Probe>]) {
+        if !probes.iter().any(|probe| shows_types(&probe.purpose)) {
+            return;
+        }
+        if let Err(error) = self.running.kernel.types() {
+            self.untyped.call_once(|| {
+                let why = chain(error);
+                let text = format!("events show neither typed arguments nor tasks: {why}");
+                self.reporter.note(None, text);
+            });
+        }
     }
 
     pub(crate) fn refuse(&self, probe: &Probe, reason: String) {

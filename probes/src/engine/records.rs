@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::{DataWrite, ProbeState};
+use events::{DataWrite, ProbeState, Task};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
@@ -19,10 +19,11 @@ use crate::engine::hit_arguments::{FoundArguments, HitArguments};
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
-use crate::engine::stacks::Stacks;
+use crate::engine::stacks::{Stack, Stacks};
 use crate::engine::tasks::{Tasks, recorded};
 use crate::engine::typed::{params, recorded_params, unread_params};
 use crate::handler::HitContext;
+use crate::hit_state::HitState;
 use crate::registry::{Probe, Purpose};
 use crate::returns::Instance;
 
@@ -260,7 +261,7 @@ impl Records {
         ring.open()
     }
 
-    /// Reports a hit.
+    /// Reports a hit. A hit of a watchpoint has a `write`: the symbol of the instruction at `ip`, which writes, and the bytes.
     ///
     /// # Errors
     ///
@@ -271,33 +272,13 @@ impl Records {
         probe: &Probe,
         ip: Gva,
         arguments: HitArguments<'_>,
-    ) -> Result<(), GuestError> {
-        let meaning = self.meaning(hit, probe, ip, arguments)?;
-        // Earlier records are reported first.
-        self.take_out_records();
-        let ts_ns = self.not_before_last(self.reporter.now_ns());
-        self.reporter
-            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
-        Ok(())
-    }
-
-    /// Reports a write to watched bytes by the instruction at `ip`; `write` has the symbol of the instruction, too.
-    ///
-    /// # Errors
-    ///
-    /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn emit_write(
-        &self,
-        hit: &mut HitContext<'_>,
-        probe: &Probe,
-        ip: Gva,
-        write: (Arc<str>, DataWrite),
-        arguments: HitArguments<'_>,
+        write: Option<(Arc<str>, DataWrite)>,
     ) -> Result<(), GuestError> {
         let meaning = Meaning {
-            write: Some(write),
+            write,
             ..self.meaning(hit, probe, ip, arguments)?
         };
+        // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
@@ -310,16 +291,15 @@ impl Records {
     /// # Errors
     ///
     /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn tell_in_program(
+    pub(crate) fn emit_in_program(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
         ip: Gva,
         symbol: Arc<str>,
     ) -> Result<(), GuestError> {
-        let state = self.running.kernel_state(hit.vcpu)?;
         let meaning = Meaning {
-            task: self.tasks.at(&state, ip),
+            task: self.tasks.at(hit.state()?, ip).and_then(|found| found.task),
             in_program: Some(symbol),
             ..Meaning::default()
         };
@@ -347,11 +327,11 @@ impl Records {
                 ..Meaning::default()
             });
         }
-        // One request to KVM serves all.
-        let state = hit.vcpu.system_state()?;
+        let own = hit.regs;
+        let state = hit.state()?;
         let regs = match read {
-            Some(arguments) => as_function(&hit.regs, arguments),
-            None => hit.regs,
+            Some(arguments) => as_function(&own, arguments),
+            None => own,
         };
         let params = |signature: &Arc<_>| match arguments {
             FoundArguments::Unreadable => unread_params(signature),
@@ -360,21 +340,35 @@ impl Records {
                 &self.running,
                 signature,
                 &regs,
-                &state.paging,
+                &state.walks,
                 probe.reads_memory(),
             ),
         };
+        let (task, stack) = self.task_and_stack(state, ip, &own, probe.has_stack);
         Ok(Meaning {
-            task: self.tasks.at(&state, ip),
+            task,
             params: signature.as_ref().map(params),
             arguments: read,
             write: None,
             in_program: None,
-            stack: probe.has_stack.then(|| {
-                let task = self.tasks.address_at(&state, ip);
-                self.stacks.of(&state.paging, &hit.regs, task)
-            }),
+            stack,
         })
+    }
+
+    /// The task at a hit of the instruction `ip`, and with `has_stack` the stack from `regs` on.
+    fn task_and_stack(
+        &self,
+        hit: &HitState,
+        ip: Gva,
+        regs: &vmm::kvm_regs,
+        has_stack: bool,
+    ) -> (Option<Task>, Option<Stack>) {
+        let found = self.tasks.at(hit, ip);
+        let stack = has_stack.then(|| {
+            let task = found.as_ref().map(|found| found.at);
+            self.stacks.of(&hit.registers.paging, regs, task)
+        });
+        (found.and_then(|found| found.task), stack)
     }
 
     /// Reports a return.
@@ -390,13 +384,8 @@ impl Records {
         let has_stack = call.probe.has_stack;
         let (mut task, mut stack) = (None, None);
         if has_stack || self.running.kernel.tasks().is_some() {
-            // One request to KVM serves both.
-            let state = hit.vcpu.system_state()?;
-            task = self.tasks.at(&state, call.returns_to);
-            stack = has_stack.then(|| {
-                let task = self.tasks.address_at(&state, call.returns_to);
-                self.stacks.of(&state.paging, &hit.regs, task)
-            });
+            let regs = hit.regs;
+            (task, stack) = self.task_and_stack(hit.state()?, call.returns_to, &regs, has_stack);
         }
         // Earlier records are reported first.
         self.take_out_records();

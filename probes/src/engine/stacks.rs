@@ -14,7 +14,7 @@ use inspect::stacks::{
     ProgramReader, StackKernel, StackLimits, StackView,
 };
 use introspect::orc::{Displaced, Start, TrampolineLayout};
-use introspect::{Btf, Modules, PagingState, PhysMemory, SymbolTable, TaskLayout, read_virt};
+use introspect::{Btf, Modules, PagingState, PhysMemory, SymbolTable, TaskLayout};
 
 use crate::engine::program_stacks::ProgramPart;
 use crate::engine::running::Running;
@@ -139,17 +139,14 @@ impl StackKernel for Stacks {
     }
 
     fn tasks(&self) -> Option<TaskLayout> {
-        self.running.kernel.tasks()
+        self.running.kernel.tasks().copied()
     }
 
     fn task(&self, paging: &PagingState, at: Gva) -> Option<RunningTask> {
         self.tasks.detailed(paging, at)
     }
 
-    fn displaced(&self, paging: &PagingState, at: Gva) -> Option<Displaced> {
-        let laid = self.detour.laid_at(at)?;
-        let mut code = vec![0; laid.len];
-        read_virt(&self.running.planter, paging, laid.entry, &mut code).ok()?;
-        laid.displaced_at(&code, at)
+    fn displaced(&self, at: Gva) -> Option<Displaced> {
+        self.detour.displaced_at(at)
     }
 }

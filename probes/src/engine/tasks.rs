@@ -10,12 +10,14 @@ use detour::{NAME_BYTES, RecordedTask, TaskFields, UserFields};
 use events::Task;
 use inspect::{CgroupPaths, RunningTask, TaskReader, until_zero};
 use introspect::btf::Slot;
-use introspect::{PagingState, TaskLayout};
+use introspect::{PagingState, TaskLayout, Walks};
+use manifest::program::TaskNumber;
 use text::{GuestError, GuestMemory, SystemState, Vcpu};
 
 use crate::engine::event_task::event_task;
 use crate::engine::running::Running;
 use crate::engine::running::located::Reached;
+use crate::hit_state::HitState;
 
 /// The beginning of the name of the boot processor's first task.
 const FIRST_TASK: &str = "swapper";
@@ -32,30 +34,39 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    /// The numbers and the name of the task on the vCPU, at the instruction `ip`.
-    ///
-    /// # Errors
-    ///
-    /// If KVM refuses the request for the vCPU's state.
-    pub(crate) fn on(&self, vcpu: &mut dyn Vcpu, ip: Gva) -> Result<Option<Task>, GuestError> {
-        if self.running.kernel.tasks().is_none() {
-            return Ok(None);
-        }
-        let state = vcpu.system_state()?;
-        let gs = self.kernel_gs(&state, ip);
-        let task = gs.and_then(|gs| self.read(&state.paging, gs, Depth::Name));
-        Ok(task.map(event_task))
+    /// The numbers and the name of the task at a hit of the instruction `ip`.
+    pub(crate) fn named(&self, hit: &HitState, ip: Gva) -> Option<Task> {
+        self.read_current(hit, ip, |reader, task| reader.named(task).map(event_task))
     }
 
-    /// The task of a vCPU in `state`, at the instruction `ip`.
-    pub(crate) fn at(&self, state: &SystemState, ip: Gva) -> Option<Task> {
-        let gs = self.kernel_gs(state, ip)?;
-        self.read(&state.paging, gs, Depth::Details).map(event_task)
+    /// The task at a hit of the instruction `ip`.
+    pub(crate) fn at(&self, hit: &HitState, ip: Gva) -> Option<TaskAtHit> {
+        self.read_current(hit, ip, |reader, at| {
+            let task = reader.detailed(at, &self.paths).map(event_task);
+            Some(TaskAtHit { at, task })
+        })
     }
 
-    /// The `task_struct` of the task of a vCPU in `state`, at the instruction `ip`.
-    pub(crate) fn address_at(&self, state: &SystemState, ip: Gva) -> Option<Gva> {
-        self.address(&state.paging, self.kernel_gs(state, ip)?)
+    /// A number of the task at a hit of the instruction `ip`.
+    pub(crate) fn number(&self, hit: &HitState, ip: Gva, number: TaskNumber) -> Option<u32> {
+        self.read_current(hit, ip, |reader, task| match number {
+            TaskNumber::User => reader.user(task),
+            TaskNumber::Process => Some(reader.numbers(task)?.process),
+            TaskNumber::Thread => Some(reader.numbers(task)?.thread),
+        })
+    }
+
+    /// Finds the `task_struct` of the task at a hit of the instruction `ip`, and reads it with `read`.
+    fn read_current<T>(
+        &self,
+        hit: &HitState,
+        ip: Gva,
+        read: impl FnOnce(&TaskReader<'_, dyn GuestMemory>, Gva) -> Option<T>,
+    ) -> Option<T> {
+        let layout = self.running.kernel.tasks()?;
+        let gs = self.kernel_gs(&hit.registers, ip)?;
+        let reader = self.reader(layout, &hit.walks);
+        read(&reader, self.current(layout, &reader, gs)?)
     }
 
     /// The processor's per-CPU area; `None` where `gs` may hold another address.
@@ -72,36 +83,36 @@ impl Tasks {
     }
 
     /// The `task_struct` of the task of a processor with the per-CPU area at `gs`.
-    fn address(&self, paging: &PagingState, gs: u64) -> Option<Gva> {
-        let layout = self.running.kernel.tasks()?;
-        let reader = self.reader(&layout, paging);
+    fn current(
+        &self,
+        layout: &TaskLayout,
+        reader: &TaskReader<'_, dyn GuestMemory>,
+        gs: u64,
+    ) -> Option<Gva> {
         reader.current(layout.current(gs, self.running.slide().unwrap_or(0)))
     }
 
     fn reader<'r>(
         &'r self,
         layout: &'r TaskLayout,
-        paging: &'r PagingState,
+        walks: &'r Walks,
     ) -> TaskReader<'r, dyn GuestMemory> {
         // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
-        TaskReader::new(layout, &*self.running.memory, paging)
-    }
-
-    /// The task of a processor with the per-CPU area at `gs`.
-    fn read(&self, paging: &PagingState, gs: u64, depth: Depth) -> Option<RunningTask> {
-        let layout = self.running.kernel.tasks()?;
-        let reader = self.reader(&layout, paging);
-        let task = reader.current(layout.current(gs, self.running.slide().unwrap_or(0)))?;
-        match depth {
-            Depth::Name => reader.named(task),
-            Depth::Details => reader.detailed(task, &self.paths),
-        }
+        TaskReader::new(layout, &*self.running.memory, walks)
     }
 
     /// All that is known of the task with the `task_struct` at `task`.
     pub(crate) fn detailed(&self, paging: &PagingState, task: Gva) -> Option<RunningTask> {
         let layout = self.running.kernel.tasks()?;
-        self.reader(&layout, paging).detailed(task, &self.paths)
+        let walks = Walks::new(*paging);
+        self.reader(layout, &walks).detailed(task, &self.paths)
+    }
+
+    /// The task of a processor with the per-CPU area at `gs`.
+    fn of_processor(&self, walks: &Walks, gs: u64) -> Option<RunningTask> {
+        let layout = self.running.kernel.tasks()?;
+        let reader = self.reader(layout, walks);
+        reader.detailed(self.current(layout, &reader, gs)?, &self.paths)
     }
 
     /// Looks for the kernel's first task on the vCPU. Until it is found, records hold no task.
@@ -116,7 +127,7 @@ impl Tasks {
         let state = vcpu.system_state()?;
         self.paths.forget();
         let gs = state.system.segments.gs.base;
-        let found = self.read(&state.paging, gs, Depth::Details);
+        let found = self.of_processor(&Walks::new(state.paging), gs);
         let found = found.as_ref().filter(|task| is_first(task));
         self.user_found.set(found.is_some_and(is_root));
         self.found.set(found.is_some());
@@ -130,18 +141,18 @@ impl Tasks {
         Some(TaskFields {
             numbers: i32::try_from(layout.tid).ok().filter(|_| fits)?,
             comm: i32::try_from(layout.comm).ok()?,
-            user: user_fields(&layout).filter(|_| self.user_found.get()),
+            user: user_fields(layout).filter(|_| self.user_found.get()),
         })
     }
 }
 
-/// How much of a task is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Depth {
-    /// The numbers and the name.
-    Name,
-    /// The user, the parent and the cgroup, too.
-    Details,
+/// The task of a vCPU at a hit.
+#[derive(Debug)]
+pub(crate) struct TaskAtHit {
+    /// The `task_struct`.
+    pub(crate) at: Gva,
+    /// Its members; `None` if they cannot be read.
+    pub(crate) task: Option<Task>,
 }
 
 /// The offsets of a task's flags and user; `None` if the kernel does not say where they are.

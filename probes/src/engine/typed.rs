@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use events::{GuestMembers, GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Pointee, Shape, ValuePlace};
-use introspect::{Btf, PagingState, Signature, read_virt};
+use introspect::{Btf, Signature, Walks};
 
 use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
@@ -19,8 +19,7 @@ use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
-const MAX_STRING_BYTES: usize = 256;
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const MAX_STRING_BYTES: usize = 256;
 /// Errors are the negative numbers from here on, as results and as pointers.
 const MAX_ERROR: i64 = 4095;
 /// The offset of the entry of a function that begins with [`ENDBR64`].
@@ -29,7 +28,7 @@ const BEHIND_ENDBR: &str = "0x4";
 const AT_FDCWD: i64 = -100;
 
 /// Whether hits or returns of a probe with `purpose` show types.
-fn shows_types(purpose: &Purpose) -> bool {
+pub(crate) fn shows_types(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Trace => true,
         Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
@@ -117,18 +116,20 @@ pub(crate) fn params(
     running: &Running,
     signature: &Signature,
     regs: &vmm::kvm_regs,
-    paging: &PagingState,
+    walks: &Walks,
     shows_members: bool,
 ) -> Vec<Param> {
     let mut reader = Reader {
         running,
-        paging,
+        walks,
         signature,
         left: MAX_STRING_BYTES,
     };
     let param = |param: &Parameter| {
         let word = match param.place {
-            ValuePlace::Stack(above) => running.word(paging, Gva(regs.rsp).wrapping_add(above)),
+            ValuePlace::Stack(above) => walks
+                .read_u64(&running.planter.own(), Gva(regs.rsp).wrapping_add(above))
+                .ok(),
             _ => register(regs, param.place),
         };
         let (name, shape) = (&param.name, &param.shape);
@@ -144,7 +145,7 @@ pub(crate) fn params(
 /// Reads what the parameters of a hit point to.
 struct Reader<'r> {
     running: &'r Running,
-    paging: &'r PagingState,
+    walks: &'r Walks,
     signature: &'r Signature,
     /// The bytes that strings may still have.
     left: usize,
@@ -154,7 +155,7 @@ impl Reader<'_> {
     /// The value of this name and type, with its string.
     fn shown(&mut self, name: &Arc<str>, shape: &Shape, word: Option<u64>) -> Param {
         let at = word.filter(|_| shape.kind == Kind::String);
-        let string = at.map(|at| string(self.running, self.paging, Gva(at), &mut self.left));
+        let string = at.map(|at| string(self.running, self.walks, Gva(at), &mut self.left));
         named(self.signature, name, shape, word, string)
     }
 
@@ -165,7 +166,7 @@ impl Reader<'_> {
         }
         let mut bytes = vec![0; pointee.bytes];
         let memory = self.running.planter.own();
-        if read_virt(&memory, self.paging, Gva(at), &mut bytes).is_err() {
+        if self.walks.read(&memory, Gva(at), &mut bytes).is_err() {
             return Some(GuestMembers::Fault(Hex(at)));
         }
         let members = pointee.members.iter();
@@ -266,13 +267,16 @@ fn register(regs: &vmm::kvm_regs, place: ValuePlace) -> Option<u64> {
 }
 
 /// The string at `at`; takes its bytes from those `left` for the strings of the hit.
-fn string(running: &Running, paging: &PagingState, at: Gva, left: &mut usize) -> GuestString {
+fn string(running: &Running, walks: &Walks, at: Gva, left: &mut usize) -> GuestString {
     let mut bytes = Vec::new();
     while *left > 0 {
         let here = at.wrapping_add(bytes.len() as u64);
         let in_page = usize::try_from(PAGE_BYTES - here.page_offset()).unwrap_or(1);
         let mut piece = vec![0; in_page.min(*left)];
-        if read_virt(&running.planter.own(), paging, here, &mut piece).is_err() {
+        if walks
+            .read(&running.planter.own(), here, &mut piece)
+            .is_err()
+        {
             return GuestString::Fault(here.into());
         }
         let end = piece.iter().position(|byte| *byte == 0);

@@ -2,7 +2,7 @@
 //! part that was made earlier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use detour::Detour;
@@ -33,6 +33,8 @@ use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
+use crate::engine::programs::Programs;
+use crate::engine::protected_accesses::ProtectedAccesses;
 use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -51,7 +53,6 @@ use crate::engine::uprobes::file_events::FileEvents;
 use crate::engine::uprobes::guest_files::GuestFiles;
 use crate::engine::uprobes::hidden_code::HiddenCode;
 use crate::engine::watch::Watches;
-use crate::engine::watch::stepped::ProtectedAccesses;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -89,6 +90,10 @@ impl Engine {
             user_found: Reached::default(),
             paths: CgroupPaths::default(),
         });
+        let programs = Arc::new(Programs {
+            running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
+        });
         let stacks = Arc::new(Stacks {
             running: Arc::clone(&running),
             detour: Arc::clone(&detour),
@@ -110,6 +115,7 @@ impl Engine {
             counted: Counted::default(),
             next_id: AtomicU64::new(1),
             armed: AtomicBool::new(true),
+            untyped: Once::new(),
         });
         let following = Arc::new(Following {
             reporter: Arc::clone(&reporter),
@@ -189,6 +195,7 @@ impl Engine {
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
             records: Arc::clone(&records),
+            programs: Arc::clone(&programs),
             protections: Arc::clone(&protections),
             hidden: Arc::clone(&hidden),
             files: GuestFiles::default(),
@@ -199,6 +206,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             detour: Arc::clone(&detour),
             protections: Arc::clone(&protections),
@@ -229,8 +237,8 @@ impl Engine {
         });
         let returns = Arc::new(Returns {
             reporter: Arc::clone(&reporter),
-            running: Arc::clone(&running),
             plants: Arc::clone(&plants),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             following: Arc::clone(&following),
             return_sites: Arc::clone(&return_sites),
@@ -307,6 +315,7 @@ impl Engine {
             tasks: Arc::clone(&tasks),
             plants: Arc::clone(&plants),
             detour: Arc::clone(&detour),
+            programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             optimiser: Arc::clone(&optimiser),
             executor: Arc::clone(&executor),

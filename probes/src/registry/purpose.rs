@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use introspect::ModuleEvent;
-use manifest::program::Operand;
 
 use super::file_event::FileEvent;
 use crate::applied::Aggregated;
@@ -47,8 +46,8 @@ impl ReturnAction {
     pub(crate) fn needs_exit(&self) -> bool {
         match self {
             Self::Trace | Self::Count => false,
-            // A record does not hold the current task.
-            Self::Aggregate(aggregated) => aggregated.aggregate.of() == Operand::CurrentTask,
+            // Not every record holds the current task.
+            Self::Aggregate(aggregated) => aggregated.aggregate.of().is_of_task(),
             Self::Handle(_) => true,
         }
     }

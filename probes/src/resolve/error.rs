@@ -139,6 +139,12 @@ pub enum ResolveProblem {
     /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),
+    /// The program reads a number of the task, and its place is not known.
+    #[error("its program cannot read `{name}`: the kernel's types do not say where a task has it")]
+    NoTaskNumber {
+        /// The operand.
+        name: &'static str,
+    },
     /// No instruction begins at the address.
     #[error(transparent)]
     Boundary(#[from] NotABoundary),
@@ -201,6 +207,9 @@ impl ResolveError {
             }
             ResolveProblem::Watch(problem) => problem.help(),
             ResolveProblem::NotAtReturn(error) => Some(error.help()),
+            ResolveProblem::NoTaskNumber { .. } => {
+                Some("use a kernel with type information (BTF), or a filter without it".to_owned())
+            }
             ResolveProblem::NoDebugInfo => Some(
                 "`hyprobe run` and `hyprobe probe add`, with --debug-info FILE, replace it by kprobe:SYMBOL+OFFSET"
                     .to_owned(),

@@ -109,6 +109,14 @@ impl SyntheticKernel {
         at
     }
 
+    /// Adds type information.
+    pub(crate) fn types(&mut self, btf: &[u8]) {
+        self.label("__start_BTF", self.data_end());
+        self.data.extend(btf);
+        self.label("__stop_BTF", self.data_end());
+        self.data.resize(self.data.len().next_multiple_of(8), 0);
+    }
+
     /// Adds a segment of zeroes far behind the data. Returns an address between the segments.
     pub(crate) fn hole(&mut self) -> Gva {
         self.has_bss = true;
@@ -198,7 +206,7 @@ impl SyntheticKernel {
     }
 
     pub(crate) fn kernel(&self) -> Kernel {
-        Kernel::from_vmlinux(&self.elf()).expect("it is a kernel")
+        Kernel::from_vmlinux(self.elf()).expect("it is a kernel")
     }
 
     /// The ELF file.

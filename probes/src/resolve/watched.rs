@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use inspect::expression::declared_type;
 use introspect::Symbol;
 use manifest::{DataBase, WatchedData};
@@ -12,7 +12,6 @@ use super::watch_problem::WatchProblem;
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
 
-const PAGE_BYTES: u64 = 4096;
 const POINTER_BYTES: u64 = 8;
 /// The number of near names in the error for an unknown name.
 const NEAR_NAMES: usize = 5;

@@ -36,7 +36,7 @@ impl Bench {
         let file = KernelFile::open(guest)?;
         let elf = file.vmlinux()?.into_owned();
         // A faulty file is better reported once than by each case.
-        Kernel::from_vmlinux(&elf)?;
+        Kernel::from_vmlinux(&*elf)?;
         Ok(Self {
             host,
             facts,
@@ -79,7 +79,7 @@ impl Bench {
     /// Never: [`open`](Self::open) has tried.
     #[must_use]
     pub fn kernel(&self) -> Kernel {
-        Kernel::from_vmlinux(&self.elf).expect("the test guest is a kernel with symbols")
+        Kernel::from_vmlinux(&*self.elf).expect("the test guest is a kernel with symbols")
     }
 
     /// Whether the KVM delivers the trap of `plant`.

@@ -266,7 +266,7 @@ impl<'a> Stock<'a> {
     fn boot(&self, probed: bool) -> StockRun {
         let file = KernelFile::open(&self.files.kernel).expect("a kernel");
         let vmlinux = file.vmlinux().expect("it unpacks");
-        let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
+        let kernel = Kernel::from_vmlinux(&*vmlinux).expect("it has symbols");
         let initrd = read(&self.files.initrd);
         let counting = COUNTED.map(|(name, _)| name).into_iter();
         let names = counting

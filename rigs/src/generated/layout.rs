@@ -1,6 +1,7 @@
 //! The memory layout of the test guest. The guest's generated.h and generated.c have the same in C.
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
+use introspect::optimise::JUMP_BYTES;
 use object::{Object, ObjectSection};
 use probes::Kernel;
 
@@ -11,9 +12,7 @@ pub(super) const SLOT_BYTES: usize = 48;
 pub(super) const TAKEN_OFFSET: usize = 43;
 /// The maximum length of a snippet; a jump follows the snippet.
 pub(super) const CODE_BYTES: usize = TAKEN_OFFSET - JUMP_BYTES;
-const JUMP_BYTES: usize = 5;
 
-const PAGE_BYTES: u64 = 0x1000;
 pub(super) const DATA_BYTES: usize = 512;
 pub(super) const EDGE_BYTES: usize = 64;
 pub(super) const STACK_BYTES: usize = 256;

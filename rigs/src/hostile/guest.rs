@@ -155,7 +155,7 @@ impl HostileGuest {
             .get(TEMPLATE)
             .ok_or(HostileError::NoTemplate(TEMPLATE))?;
         let template = ModuleTemplate::read(TEMPLATE, &template.read()?)?;
-        let targets = targets(Kernel::from_vmlinux(&vmlinux)?.symbols())?;
+        let targets = targets(Kernel::from_vmlinux(&*vmlinux)?.symbols())?;
         let files = hostile::build_hostile(dir, &template, &targets)?;
         let initrd = dir.join("initrd");
         std::fs::write(&initrd, hostile::initramfs(&files)?.build()?)

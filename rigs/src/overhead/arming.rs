@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use address::PAGE_BYTES;
 use events::ProbeState;
 use manifest::{ProbeConfig, WhenFull};
 use probes::{EngineAction, Kernel, PlantTime, Resolved, Session, SessionConfig, Via, resolve};
@@ -20,13 +21,12 @@ const NAME: &str = "debian-6.1, before its first instruction";
 const MEMORY_BYTES: u64 = 256 << 20;
 pub(super) const NUMBERS: [usize; 3] = [1, 1000, 40_000];
 const ROUNDS: usize = 5;
-const PAGE_BYTES: u64 = 4096;
 
 pub(super) fn arming(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let path = overhead.stock.ok_or("no stock kernel")?.kernel;
     let file = KernelFile::open(path).map_err(chain)?;
     let vmlinux = file.vmlinux().map_err(chain)?;
-    let kernel = Kernel::from_vmlinux(&vmlinux).map_err(chain)?;
+    let kernel = Kernel::from_vmlinux(&*vmlinux).map_err(chain)?;
     NUMBERS
         .into_iter()
         .map(|number| arm(overhead, bench, &file, &vmlinux, &places(&kernel, number)?))

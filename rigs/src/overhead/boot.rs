@@ -123,7 +123,7 @@ impl<'a> Booted<'a> {
         let config = SessionConfig {
             file: &self.file,
             vmlinux: &vmlinux,
-            kernel: Kernel::from_vmlinux(&vmlinux).map_err(chain)?,
+            kernel: Kernel::from_vmlinux(&*vmlinux).map_err(chain)?,
             method: BootMethod::Direct,
             initrd: Some(&self.initrd),
             cmdline: CMDLINE,

@@ -42,7 +42,7 @@ pub(super) fn gdbstub(overhead: &Overhead<'_>) -> Measured {
     let image = files.image.ok_or("no packed kernel")?;
     let file = KernelFile::open(files.kernel).map_err(chain)?;
     let vmlinux = file.vmlinux().map_err(chain)?;
-    let kernel = Kernel::from_vmlinux(&vmlinux).map_err(chain)?;
+    let kernel = Kernel::from_vmlinux(&*vmlinux).map_err(chain)?;
     let function = kernel
         .symbols()
         .lookup(FUNCTION)

@@ -5,6 +5,7 @@ use std::time::Duration;
 use events::ProbeSummary;
 use introspect::Symbol;
 use introspect::insn::{Decoded, is_position_independent};
+use introspect::optimise::JUMP_BYTES;
 use manifest::ProbeConfig;
 use probes::{EngineAction, Kernel};
 
@@ -33,8 +34,6 @@ struct Turn {
     jumps: bool,
 }
 
-/// The length of a jump.
-const JUMP_BYTES: usize = 5;
 /// The probed system call.
 const CALL: &str = "__x64_sys_getppid";
 

@@ -123,7 +123,7 @@ impl Sweep<'_> {
             with: self.with,
             only_with: self.only_with,
         };
-        let kernel = Kernel::from_vmlinux(&vmlinux)?;
+        let kernel = Kernel::from_vmlinux(&*vmlinux)?;
         let functions = Functions::of(&kernel, configuration, &selection);
         let functions = functions.map_err(SweepError::Functions)?;
         // Each boot gets a copy: reading the tables costs as much as a boot, under emulation.

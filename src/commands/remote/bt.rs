@@ -9,7 +9,8 @@ use super::objects::print;
 use super::viewed::Viewed;
 use crate::cli::BtArgs;
 use crate::exit::Exit;
-use crate::report::StackText;
+use crate::report::{Progress, StackText};
+use crate::source_lines::ModuleFetch;
 
 /// Prints stacks of the guest's kernel and programs.
 pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
@@ -20,12 +21,16 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
         _ => StacksOf::Vcpus,
     };
     let mut kernel = Viewed::open(&args.view.kernel)?;
-    let mut lines = frame_lines(&args.debug_info, || kernel.identity())?;
+    let progress = Progress::on_stderr();
+    let show = progress.clone();
+    let fetch = ModuleFetch::here(move |text| show.say(text));
+    let mut lines = frame_lines(&args.debug_info, fetch, || kernel.identity())?;
     let mut stacks = kernel.stacks(of)?;
     if let Some(lines) = &mut lines {
         stacks
             .iter_mut()
             .for_each(|listed| lines.stack(&mut listed.stack));
+        progress.clear();
         print_notes(lines);
     }
     print(&stacks, args.view.json, || text(&stacks))?;

@@ -7,7 +7,8 @@ use control::Client;
 use super::error::RemoteError;
 use crate::report::{FrameLines, printable};
 use crate::source_lines::{
-    self, KernelIdentity, MayFetch, ModuleFiles, NamedFiles, SourceLinesError,
+    self, KernelIdentity, LineFiles, MayFetch, ModuleFetch, ModuleFiles, NamedFiles,
+    SourceLinesError,
 };
 use crate::stderr::say;
 
@@ -24,9 +25,11 @@ pub(super) fn identity(
     Ok((kernel, machine.slide))
 }
 
-/// The lines of frames by the debug file `given`, if any. `identity` is called for the kernel only with a file.
+/// The lines of frames by the debug files `given`, if any. `identity` is called for the kernel only with a file. Missing files of modules are
+/// fetched by `fetch`.
 pub(super) fn frame_lines(
     given: &[PathBuf],
+    fetch: Option<ModuleFetch>,
     identity: impl FnOnce() -> Result<KernelIdentity<'static>, RemoteError>,
 ) -> Result<Option<FrameLines>, RemoteError> {
     if given.is_empty() {
@@ -34,12 +37,22 @@ pub(super) fn frame_lines(
     }
     let named = NamedFiles::new(given).map_err(SourceLinesError::from)?;
     let kernel = identity()?;
-    let info = source_lines::open(named.kernel(), &kernel, "", MayFetch::No);
-    let info = info.map_err(SourceLinesError::from)?;
+    let info = match source_lines::open(named.kernel(), &kernel, "", MayFetch::No) {
+        Err(error) if named.kernel().is_some() => return Err(SourceLinesError::from(error).into()),
+        // The named files are those of modules.
+        opened => opened.map_err(|error| error.reason()),
+    };
     // The build-ids are equal, so the symbols are the kernel's.
-    let symbols = info.symbols().clone();
-    let modules = ModuleFiles::new(&kernel, Some(&info), named);
-    Ok(Some(FrameLines::new(info, symbols, modules)))
+    let symbols = info.as_ref().map(|info| info.symbols().clone());
+    let symbols = symbols.unwrap_or_default();
+    let modules = ModuleFiles::new(&kernel, info.as_ref().ok(), named);
+    let files = LineFiles {
+        kernel: info,
+        modules,
+    };
+    let mut lines = FrameLines::new(files, symbols);
+    lines.fetch_by(fetch);
+    Ok(Some(lines))
 }
 
 /// Prints the reasons why frames have no lines.

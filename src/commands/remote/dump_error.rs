@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dump::{DumpedStacksError, OpenDumpError};
+use dump::{DumpReadError, DumpedStacksError, OpenDumpError};
 use files::ReadError;
 use inspect::expression::PrintError;
 use inspect::{LogError, ModuleListError, TaskListError};
@@ -29,6 +29,14 @@ pub(crate) enum DumpViewError {
         /// The cause.
         source: OpenDumpError,
     },
+    /// A read of the file failed, so that the answer is wrong or not complete.
+    #[error("cannot read the dump {path}")]
+    FailedRead {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: DumpReadError,
+    },
     /// The tasks.
     #[error(transparent)]
     Tasks(#[from] TaskListError),
@@ -47,9 +55,16 @@ pub(crate) enum DumpViewError {
 }
 
 impl Failure for DumpViewError {
-    // As for a run, which refuses the request.
     fn exit(&self) -> Exit {
-        Exit::Usage
+        match self {
+            Self::FailedRead { .. }
+            | Self::Open {
+                source: OpenDumpError::Read(_),
+                ..
+            } => Exit::HostCannot,
+            // As for a run, which refuses the request.
+            _ => Exit::Usage,
+        }
     }
 
     fn help(&self) -> Option<String> {

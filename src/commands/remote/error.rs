@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::dump_error::DumpViewError;
 use super::places::PlacesError;
+use super::refused_probes::RefusedProbes;
 use crate::exit::{Exit, Failure};
 use crate::source_lines::SourceLinesError;
 
@@ -28,6 +29,9 @@ pub(crate) enum RemoteError {
     /// The places of source lines and inlined copies.
     #[error(transparent)]
     Places(#[from] PlacesError),
+    /// Probes that are added and not armed.
+    #[error(transparent)]
+    RefusedProbes(#[from] RefusedProbes),
     /// Standard output, or the terminal.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
@@ -57,9 +61,10 @@ impl Failure for RemoteError {
         match self {
             // The same mistake on the run's command line has the same exit code.
             Self::Client(ClientError::Refused(problem)) if problem.status < 500 => Exit::Usage,
-            Self::Client(ClientError::Connect { .. }) | Self::NoTerminal | Self::Create { .. } => {
-                Exit::Usage
-            }
+            Self::Client(ClientError::Connect { .. })
+            | Self::NoTerminal
+            | Self::Create { .. }
+            | Self::RefusedProbes(_) => Exit::Usage,
             Self::Viewed(error) => error.exit(),
             Self::SourceLines(error) => error.exit(),
             Self::Places(error) => error.exit(),
@@ -73,6 +78,7 @@ impl Failure for RemoteError {
             Self::Viewed(error) => error.help(),
             Self::SourceLines(error) => error.help(),
             Self::Places(error) => error.help(),
+            Self::RefusedProbes(refused) => Some(refused.help()),
             Self::NoTerminal => Some("`hyprobe probe list` writes to anything".to_owned()),
             Self::Write(_) | Self::Create { .. } | Self::Dump { .. } => None,
         }

@@ -12,11 +12,14 @@ use super::debug_file::identity;
 use super::error::RemoteError;
 use super::list;
 use super::places::Places;
+use super::refused_probes::RefusedProbes;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::{Progress, printable};
-use crate::source_lines::{self, MayFetch, ModuleFiles, NamedFiles, SourceLinesError, SourceSites};
+use crate::source_lines::{
+    self, KnownBuilds, MayFetch, ModuleFiles, NamedFiles, SourceLinesError, SourceSites,
+};
 use crate::stderr::say;
 
 /// Executes the command.
@@ -28,6 +31,14 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
             let specs = source_specs(args, &mut client)?;
             let added = client.add(&wanted(args, &specs))?;
             out.write_all(added_in_words(&added).as_bytes())?;
+            // The answer has the first probes only.
+            let all = match added.ids.len() > added.probes.len() {
+                true => client.probes()?,
+                false => added.probes.clone(),
+            };
+            if let Some(refused) = RefusedProbes::among(&added.ids, &all) {
+                return Err(refused.into());
+            }
         }
         ProbeCommand::List { run, json } => {
             show(&connect(run)?.probes()?, *json, &mut out)?;
@@ -86,11 +97,11 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
     }
     let named = NamedFiles::new(&args.debug_info).map_err(SourceLinesError::from)?;
     let (kernel, slide) = identity(client)?;
+    let progress = Progress::on_stderr();
+    let show = |text| progress.say(text);
     let in_kernel = needy.iter().find(|spec| spec.module.is_none());
     let info = match in_kernel {
         Some(spec) => {
-            let progress = Progress::on_stderr();
-            let show = |text| progress.say(text);
             let may_fetch = MayFetch::Yes(&show);
             let info = source_lines::open(named.kernel(), &kernel, &spec.to_string(), may_fetch);
             progress.clear();
@@ -104,7 +115,12 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
             opened => opened.ok(),
         },
     };
-    let modules = ModuleFiles::new(&kernel, info.as_ref(), named);
+    let in_modules = needy.iter().any(|spec| spec.module.is_some());
+    let builds = match in_modules {
+        true => loaded_builds(client),
+        false => KnownBuilds::Nowhere,
+    };
+    let modules = ModuleFiles::new(&kernel, info.as_ref(), named).with_builds(builds);
     // The build-ids are equal, so the symbols are the kernel's.
     let symbols = info.as_ref().map(|info| info.symbols().clone());
     let symbols = symbols.unwrap_or_default();
@@ -113,7 +129,8 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
     for text in &args.specs {
         match parsed(text) {
             Some(spec) if needs(&spec) => {
-                let found = sites.of(&spec);
+                let found = sites.of(&spec, MayFetch::Yes(&show));
+                progress.clear();
                 let found = found.map_err(|error| SourceLinesError::of_sites(&spec, error))?;
                 if let Some(note) = found.note(&spec) {
                     say(format_args!("hyprobe: {}", printable(&note)));
@@ -125,6 +142,16 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
         }
     }
     Ok(places.into_request(args.name.as_deref())?)
+}
+
+/// The builds of the modules that the guest has loaded. Without them, the search goes by the names of files.
+fn loaded_builds(client: &mut Client) -> KnownBuilds {
+    let Ok(loaded) = client.modules() else {
+        return KnownBuilds::Nowhere;
+    };
+    let builds = loaded.modules.into_iter();
+    let builds = builds.filter_map(|module| Some((module.name, module.build_id?)));
+    KnownBuilds::Loaded(builds.collect())
 }
 
 fn added_in_words(added: &Added) -> String {

@@ -1,12 +1,13 @@
 //! The kernel that a view is about: a run's, or a dump's.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use control::api::{ListedModule, ListedStack, ListedTask, Log, Printed};
 use control::{Client, StacksOf};
 use dump::DumpedKernel;
 use inspect::{ModuleList, TaskList, expression};
+use introspect::{Btf, BtfError};
 
 use super::debug_file::identity;
 use super::dump_error::DumpViewError;
@@ -17,14 +18,59 @@ use crate::source_lines::KernelIdentity;
 /// A kernel, behind a control socket or in a file. Both give the same objects.
 pub(super) enum Viewed {
     Run(Client),
-    Dump(Box<DumpedKernel>),
+    Dump(Box<DumpFile>),
+}
+
+/// The kernel in a file.
+pub(crate) struct DumpFile {
+    path: PathBuf,
+    kernel: DumpedKernel,
+}
+
+impl DumpFile {
+    /// Opens the dump at `path`, of any size: only the parts that a view needs are read.
+    pub(crate) fn open(path: &Path) -> Result<Self, DumpViewError> {
+        let opened = files::open_regular(path, u64::MAX);
+        let (file, size): (File, u64) = opened.map_err(|source| DumpViewError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let kernel = DumpedKernel::open(file, size).map_err(|source| DumpViewError::Open {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            kernel,
+        })
+    }
+
+    /// The kernel's types, which are read when the file is opened.
+    pub(crate) fn types(&self) -> Result<&Btf, &BtfError> {
+        self.kernel.types()
+    }
+
+    /// The answer of the kernel. If a read of the file failed meanwhile, the result is this error, also in place of an answer.
+    pub(crate) fn ask<T>(
+        &self,
+        question: impl FnOnce(&DumpedKernel) -> Result<T, DumpViewError>,
+    ) -> Result<T, DumpViewError> {
+        let answer = question(&self.kernel);
+        self.kernel
+            .check_reads()
+            .map_err(|source| DumpViewError::FailedRead {
+                path: self.path.clone(),
+                source,
+            })?;
+        answer
+    }
 }
 
 impl Viewed {
     /// Connects to the run, or opens the dump. The dump comes first: the socket may be a variable of the environment.
     pub(super) fn open(args: &KernelArgs) -> Result<Self, RemoteError> {
         match (&args.dump, &args.socket) {
-            (Some(path), _) => Ok(Self::Dump(Box::new(open_dump(path)?))),
+            (Some(path), _) => Ok(Self::Dump(Box::new(DumpFile::open(path)?))),
             (None, socket) => {
                 let socket = socket.as_deref().unwrap_or(Path::new(""));
                 Ok(Self::Run(Client::new(socket)?))
@@ -33,32 +79,34 @@ impl Viewed {
     }
 
     pub(super) fn tasks(&mut self, threads: bool) -> Result<Vec<ListedTask>, RemoteError> {
-        let kernel = match self {
+        let dump = match self {
             Self::Run(client) => return Ok(client.tasks(threads)?.tasks),
-            Self::Dump(kernel) => kernel,
+            Self::Dump(dump) => dump,
         };
-        let view = kernel.view();
-        let tasks = TaskList::new(&view).and_then(|list| list.read(&view, threads));
-        let tasks = tasks.map_err(DumpViewError::from)?;
+        let tasks = dump.ask(|kernel| {
+            let view = kernel.view();
+            Ok(TaskList::new(&view).and_then(|list| list.read(&view, threads))?)
+        })?;
         Ok(tasks.into_iter().map(Into::into).collect())
     }
 
     pub(super) fn modules(&mut self) -> Result<Vec<ListedModule>, RemoteError> {
-        let kernel = match self {
+        let dump = match self {
             Self::Run(client) => return Ok(client.modules()?.modules),
-            Self::Dump(kernel) => kernel,
+            Self::Dump(dump) => dump,
         };
-        let view = kernel.view();
-        let modules = ModuleList::new(&view).and_then(|list| list.read(&view));
-        let modules = modules.map_err(DumpViewError::from)?;
+        let modules = dump.ask(|kernel| {
+            let view = kernel.view();
+            Ok(ModuleList::new(&view).and_then(|list| list.read(&view))?)
+        })?;
         Ok(modules.into_iter().map(Into::into).collect())
     }
 
     pub(super) fn log(&mut self) -> Result<Log, RemoteError> {
         match self {
             Self::Run(client) => Ok(client.log()?),
-            Self::Dump(kernel) => {
-                let log = inspect::Log::read(&kernel.view()).map_err(DumpViewError::from)?;
+            Self::Dump(dump) => {
+                let log = dump.ask(|kernel| Ok(inspect::Log::read(&kernel.view())?))?;
                 Ok(log.into())
             }
         }
@@ -67,8 +115,8 @@ impl Viewed {
     pub(super) fn stacks(&mut self, of: StacksOf) -> Result<Vec<ListedStack>, RemoteError> {
         match self {
             Self::Run(client) => Ok(client.stacks(of)?.stacks),
-            Self::Dump(kernel) => {
-                let stacks = kernel.stacks(of).map_err(DumpViewError::from)?;
+            Self::Dump(dump) => {
+                let stacks = dump.ask(|kernel| Ok(kernel.stacks(of)?))?;
                 Ok(stacks.into_iter().map(Into::into).collect())
             }
         }
@@ -82,10 +130,14 @@ impl Viewed {
     ) -> Result<Printed, RemoteError> {
         match self {
             Self::Run(client) => Ok(client.print(expression, declared, depth)?),
-            Self::Dump(kernel) => {
-                let (view, depth) = (kernel.view(), depth.map(usize::from));
-                let printed = expression::Printed::evaluate(&view, expression, declared, depth);
-                Ok(printed.map_err(DumpViewError::from)?.into())
+            Self::Dump(dump) => {
+                let depth = depth.map(usize::from);
+                let printed = dump.ask(|kernel| {
+                    let view = kernel.view();
+                    let printed = expression::Printed::evaluate(&view, expression, declared, depth);
+                    Ok(printed?)
+                })?;
+                Ok(printed.into())
             }
         }
     }
@@ -94,24 +146,13 @@ impl Viewed {
     pub(super) fn identity(&mut self) -> Result<KernelIdentity<'static>, RemoteError> {
         match self {
             Self::Run(client) => Ok(identity(client)?.0),
-            Self::Dump(kernel) => Ok(KernelIdentity {
-                build_id: kernel.build_id().map(|id| id.to_string()),
-                banner: kernel.banner(),
-                own: None,
-            }),
+            Self::Dump(dump) => Ok(dump.ask(|kernel| {
+                Ok(KernelIdentity {
+                    build_id: kernel.build_id().map(|id| id.to_string()),
+                    banner: kernel.banner(),
+                    own: None,
+                })
+            })?),
         }
     }
-}
-
-/// Opens the dump at `path`, of any size: only the parts that a view needs are read.
-pub(crate) fn open_dump(path: &Path) -> Result<DumpedKernel, DumpViewError> {
-    let opened = files::open_regular(path, u64::MAX);
-    let (file, size): (File, u64) = opened.map_err(|source| DumpViewError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    DumpedKernel::open(file, size).map_err(|source| DumpViewError::Open {
-        path: path.to_owned(),
-        source,
-    })
 }

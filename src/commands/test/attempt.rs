@@ -23,6 +23,7 @@ use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
 use crate::run::place::Place;
+use crate::source_lines::FetchProcess;
 use crate::source_lines::{MayFetch, replace};
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
@@ -171,8 +172,11 @@ fn boot(
         .for_each(|note| print_note(case, note));
     let kernel = &guest.kernel;
     let expectations = admit(&mut config, expectations, kernel, &replaced.spellings)?;
-    let lines = replaced.info;
-    let lines = lines.map(|(info, files)| FrameLines::new(info, kernel.symbols().clone(), files));
+    let files = replaced.files;
+    let mut lines = files.map(|files| FrameLines::new(files, kernel.symbols().clone()));
+    if let Some(lines) = &mut lines {
+        lines.fetch_by(case.fetches.as_ref().map(FetchProcess::fetch));
+    }
     guest.check(&config)?;
     let judged = Judged::new(expectations, stop.clone());
     let ends = Ends {

@@ -9,6 +9,7 @@ use super::error::TestError;
 use crate::cli::{RunArgs, Setting, TestArgs};
 use crate::config::Console;
 use crate::run::merge::{MergeError, Plan, merge};
+use crate::source_lines::FetchProcess;
 
 /// The timeout if neither the command line nor the manifest gives a timeout: no user sits beside a test and ends the guest.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -28,6 +29,8 @@ pub(super) struct Case {
     pub(super) plan: Plan,
     /// The debug file of the kernel, if the user names one.
     pub(super) debug_info: Vec<PathBuf>,
+    /// The process that fetches debug files of modules, if there is one.
+    pub(super) fetches: Option<FetchProcess>,
 }
 
 impl Case {
@@ -64,6 +67,7 @@ impl Case {
             folder,
             plan,
             debug_info: args.debug_info.clone(),
+            fetches: None,
         })
     }
 }

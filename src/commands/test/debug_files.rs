@@ -4,38 +4,90 @@ use std::collections::HashSet;
 
 use errors::chain;
 
+use super::case::Case;
 use super::schedule::Job;
 use crate::report::printable;
 use crate::run::guest::load_kernel;
 use crate::source_lines::{
-    self, Debuginfod, KernelIdentity, MayFetch, NamedFiles, needs_kernel_file,
+    self, Debuginfod, FetchProcess, KernelIdentity, KnownBuilds, MayFetch, ModuleFiles, NamedFiles,
+    needs_kernel_file, needy, needy_modules,
 };
 
-/// Fetches the missing debug files of the kernels into the cache of debuginfod, if the environment names servers. `show` gets the progress, and
-/// `print_note` the reasons for files that are still missing: the cases then end with an error of their own.
+/// Fetches the missing debug files of the kernels, and of the modules with probes, into the cache of debuginfod, if the environment names servers.
+/// `show` gets the progress, and `print_note` the reasons for files that are still missing: the cases then end with an error of their own.
 pub(super) fn fetch(jobs: &[Job], show: &dyn Fn(String), print_note: &dyn Fn(String)) {
     if Debuginfod::from_env().is_none() {
         return;
     }
     let mut seen = HashSet::new();
     for Job { case, .. } in jobs {
-        let config = &case.plan.config;
-        let has_named =
-            NamedFiles::new(&case.debug_info).is_ok_and(|named| named.kernel().is_some());
-        let needy = needs_kernel_file(config, &case.plan.expectations);
-        let Some(spec) = needy.filter(|_| !has_named) else {
-            continue;
-        };
-        if !seen.insert(config.kernel.path()) {
+        let wanted = Wanted::of(case);
+        if wanted.is_nothing() || !seen.insert((case.plan.config.kernel.path(), wanted.clone())) {
             continue;
         }
+        for why in wanted.fetch(case, show) {
+            print_note(printable(&why).into_owned());
+        }
+    }
+}
+
+/// Starts the process that fetches the files of modules in stacks, if a case has source lines.
+pub(super) fn start_process(jobs: &mut [Job], print_note: &dyn Fn(String)) {
+    let has_lines = |case: &Case| {
+        let (config, expectations) = (&case.plan.config, &case.plan.expectations);
+        !case.debug_info.is_empty() || needy(config, expectations).is_some()
+    };
+    if jobs.iter().any(|job| has_lines(&job.case)) {
+        let process = FetchProcess::start(print_note);
+        for Job { case, .. } in jobs {
+            case.fetches.clone_from(&process);
+        }
+    }
+}
+
+/// The debug files that the probes of a case need and that the user has not named.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Wanted {
+    /// The first probe that needs the kernel's file.
+    kernel: Option<String>,
+    /// The modules, as in probes.
+    modules: Vec<manifest::ModuleSpec>,
+}
+
+impl Wanted {
+    fn of(case: &Case) -> Self {
+        let (config, expectations) = (&case.plan.config, &case.plan.expectations);
+        let named = NamedFiles::new(&case.debug_info).unwrap_or_default();
+        let kernel = needs_kernel_file(config, expectations).map(ToString::to_string);
+        Self {
+            kernel: kernel.filter(|_| named.kernel().is_none()),
+            modules: needy_modules(config, expectations).cloned().collect(),
+        }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.kernel.is_none() && self.modules.is_empty()
+    }
+
+    /// Fetches the files. Returns the reasons for missing ones.
+    fn fetch(&self, case: &Case, show: &dyn Fn(String)) -> Vec<String> {
+        let (input, mut missing) = (&case.plan.config.kernel, Vec::new());
         // The boot of the case finds an error of the kernel's file again.
-        if let Ok((_, vmlinux, kernel)) = load_kernel(&config.kernel, show) {
-            let kernel = KernelIdentity::of_kernel(&config.kernel, &vmlinux, &kernel);
-            let opened = source_lines::open(None, &kernel, &spec.to_string(), MayFetch::Yes(show));
-            if let Err(error) = opened {
-                print_note(printable(&chain(&error)).into_owned());
-            }
+        let Ok((_, vmlinux, kernel)) = load_kernel(input, show) else {
+            return missing;
+        };
+        let identity = KernelIdentity::of_kernel(input, &vmlinux, &kernel);
+        if let Some(spec) = &self.kernel {
+            let opened = source_lines::open(None, &identity, spec, MayFetch::Yes(show));
+            missing.extend(opened.err().map(|error| chain(&error)));
         }
+        let named = NamedFiles::new(&case.debug_info).unwrap_or_default();
+        let mut files =
+            ModuleFiles::new(&identity, None, named).with_builds(KnownBuilds::of_kernel(input));
+        for module in &self.modules {
+            let opened = files.open_named(module, MayFetch::Yes(show));
+            missing.extend(opened.err().map(|error| chain(&error)));
+        }
+        missing
     }
 }

@@ -62,8 +62,12 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     }
     let cases = cases(args, progress)?;
     let print_note = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let jobs = jobs(cases, identity.as_ref(), progress, &print_note)?;
+    let mut jobs = jobs(cases, identity.as_ref(), progress, &print_note)?;
     debug_files::fetch(&jobs, &|text| progress.say(text), &print_note);
+    // With `--user`, the process would keep root's rights, and the user of the cases cannot read root's cache.
+    if identity.is_none() {
+        debug_files::start_process(&mut jobs, &print_note);
+    }
     let mut outputs = Outputs::prepare(args)?;
     progress.rest();
     outputs.give_to(identity.as_ref())?;

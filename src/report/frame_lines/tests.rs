@@ -2,11 +2,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use debuginfo::DebugInfo;
 use debuginfo::synthetic::Program;
 use events::Frame;
 use tempfile::TempDir;
 
 use super::*;
+use crate::source_lines::ModuleFiles;
 
 /// The test guest's lines, and an offset in its function `put` that belongs to the inlined `put_char`.
 pub(in crate::report) struct Fixture {
@@ -14,6 +16,14 @@ pub(in crate::report) struct Fixture {
     pub(in crate::report) lines: FrameLines,
     size: u64,
     offset: u64,
+}
+
+/// The file of a kernel without debug files of modules.
+fn kernel_alone(info: DebugInfo) -> LineFiles {
+    LineFiles {
+        kernel: Ok(info),
+        modules: ModuleFiles::below(Path::new("/nonexistent"), "6.1"),
+    }
 }
 
 impl Fixture {
@@ -28,11 +38,7 @@ impl Fixture {
         assert_eq!(within.symbol.name, "put");
         Self {
             dir,
-            lines: FrameLines::new(
-                info,
-                symbols,
-                ModuleFiles::below(Path::new("/nonexistent"), "6.1"),
-            ),
+            lines: FrameLines::new(kernel_alone(info), symbols),
             size: within.symbol.size,
             offset: within.offset,
         }
@@ -92,11 +98,7 @@ impl Fixture {
         objcopy("--update-section", &guest, &damaged);
         let info = DebugInfo::open(&damaged).expect("debug information");
         let symbols = info.symbols().clone();
-        self.lines = FrameLines::new(
-            info,
-            symbols,
-            ModuleFiles::below(Path::new("/nonexistent"), "6.1"),
-        );
+        self.lines = FrameLines::new(kernel_alone(info), symbols);
     }
 }
 
@@ -215,7 +217,13 @@ impl WithModule {
         let files = ModuleFiles::below(folder.path(), "6.1");
         let (build_id, size) = (info.build_id().expect("a build-id").to_string(), begin.size);
         Self {
-            lines: FrameLines::new(info, SymbolTable::default(), files),
+            lines: FrameLines::new(
+                LineFiles {
+                    kernel: Err("it is not here".to_owned()),
+                    modules: files,
+                },
+                SymbolTable::default(),
+            ),
             folder,
             build_id,
             size,
@@ -274,4 +282,24 @@ fn file_of_another_build_of_a_module_gives_no_line_and_a_note_with_both_build_id
     for part in ["module `m`", "00ab", &fixture.build_id, "m.ko"] {
         assert!(note.contains(part), "{note}");
     }
+}
+
+#[test]
+fn frame_of_a_kernel_without_debug_file_has_one_note_with_the_reason() {
+    let mut fixture = WithModule::build();
+    let kernel = StackFrame {
+        address: Gva(0).into(),
+        symbol: Some("begin+0x0/0x1".to_owned()),
+        is_return_address: false,
+        module: None,
+        build_id: None,
+        source: None,
+    };
+    fixture.lines.stack(&mut [kernel.clone(), kernel]);
+    assert_eq!(
+        fixture.lines.take_notes(),
+        ["frames of the kernel have no source lines: it is not here"]
+    );
+    let build_id = fixture.build_id.clone();
+    assert!(fixture.line("begin", Some(&build_id)).is_some());
 }

@@ -155,15 +155,24 @@ fn registers_are_below_a_hit_if_wanted() {
     let text = lines(&mut formatter, &[hit("kprobe:f", "f+0x0")]);
     let below: Vec<&str> = text.lines().skip(1).collect();
     assert_eq!(below.len(), 6, "{text}");
+    let indented = |row: &str| format!("{:11}{row}", "");
+    assert_eq!(
+        below[0],
+        indented("rip 0x0000000000000000 rsp 0x0000000000000000 rflags 0x00000000")
+    );
     assert_eq!(
         below[2],
-        "              rdx 0x0000000000000000   rsi 0x0000000000000000   rdi 0x0000000000000000"
+        indented("rdx 0x0000000000000000 rsi 0x0000000000000000 rdi 0x0000000000000000")
     );
-    let names: Vec<&str> = below
+    let is_narrow = |row: &&str| row.len() <= 80;
+    assert!(below.iter().all(is_narrow), "{text}");
+    let words: Vec<&str> = below
         .iter()
-        .flat_map(|row| row.split_whitespace().step_by(2))
+        .flat_map(|row| row.split_whitespace())
         .collect();
-    assert_eq!(names.len(), 18);
+    let is_register = |pair: &[&str]| !pair[0].starts_with("0x") && pair[1].starts_with("0x");
+    assert_eq!(words.len(), 36, "{text}");
+    assert!(words.chunks(2).all(is_register), "{text}");
 }
 
 #[test]

@@ -46,6 +46,15 @@ impl Server {
     }
 }
 
+fn request(build_id: &str) -> FetchRequest<'_> {
+    FetchRequest {
+        build_id,
+        limits: MODULE_LIMITS,
+        say: &|_| {},
+        is_wanted: &|| true,
+    }
+}
+
 fn variables(pairs: &[(&str, &str)]) -> Option<Debuginfod> {
     let pairs: HashMap<&str, &str> = pairs.iter().copied().collect();
     Debuginfod::from_variables(|name| pairs.get(name).map(OsString::from))
@@ -94,16 +103,12 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let debuginfod = Debuginfod::at(&[&empty.address, &server.address], cache.path());
     let kept = cache.path().join("00ab/debuginfo");
     // The check fails: nothing is kept, not even the folder.
-    let refused: Result<Option<()>, FetchFileError> = debuginfod.fetch(
-        "00ab",
-        |_| {
-            Err(FetchFileError::Cache {
-                folder: PathBuf::new(),
-                source: io::ErrorKind::InvalidData.into(),
-            })
-        },
-        &|_| {},
-    );
+    let refused: Result<Option<()>, FetchFileError> = debuginfod.fetch(request("00ab"), |_| {
+        Err(FetchFileError::Cache {
+            folder: PathBuf::new(),
+            source: io::ErrorKind::InvalidData.into(),
+        })
+    });
     assert!(refused.is_err() && !kept.parent().expect("a folder").exists());
     let said = RefCell::new(Vec::new());
     let read = |path: &Path| {
@@ -112,7 +117,12 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
             source,
         })
     };
-    let fetched = debuginfod.fetch("00ab", read, &|text| said.borrow_mut().push(text));
+    let say = |text| said.borrow_mut().push(text);
+    let loud = FetchRequest {
+        say: &say,
+        ..request("00ab")
+    };
+    let fetched = debuginfod.fetch(loud, read);
     assert_eq!(
         fetched.expect("fetched").as_deref(),
         Some(&b"debug information"[..])
@@ -122,12 +132,12 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let told = format!("asking {} for the debug information", server.address);
     assert!(said.borrow().contains(&told), "{said:?}");
     // No server has the file.
-    let missing = debuginfod.fetch("ffff", read, &|_| {});
+    let missing = debuginfod.fetch(request("ffff"), read);
     assert_eq!(missing.expect("no error"), None);
     assert!(!cache.path().join("ffff").exists());
     // The error has the build-id and the server.
     let closed = Debuginfod::at(&["http://127.0.0.1:1"], cache.path());
-    let error = closed.fetch("eeee", read, &|_| {}).expect_err("no server");
+    let error = closed.fetch(request("eeee"), read).expect_err("no server");
     let told = error.to_string();
     assert!(told.contains("eeee from http://127.0.0.1:1"), "{told}");
 }

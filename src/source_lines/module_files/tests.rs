@@ -5,6 +5,7 @@ use errors::chain;
 use tempfile::TempDir;
 
 use super::*;
+use crate::source_lines::debuginfod::tests::Server;
 
 const RELEASE: &str = "6.1.0-x";
 const SOURCE: &str = "int begin(int n)\n{\n\treturn n + 1;\n}\n";
@@ -164,11 +165,100 @@ fn name_or_build_id_of_a_hostile_guest_leads_to_no_file() {
 
 /// The path of the file for a probe in any build of the module.
 fn for_a_probe(files: &mut ModuleFiles) -> Result<String, String> {
-    let spec: manifest::ProbeSpec = "kprobe:two_words:sub/m.c:3".parse().expect("a probe");
-    let opened = files.open_named(&spec.module.expect("a module"));
-    opened
-        .map(|(_, build_id)| build_id)
-        .map_err(|error| chain(&error))
+    opened_for(files, "kprobe:two_words:sub/m.c:3").map_err(|error| chain(&error))
+}
+
+fn opened_for(files: &mut ModuleFiles, spec: &str) -> Result<String, ModuleFileError> {
+    let spec: manifest::ProbeSpec = spec.parse().expect("a probe");
+    let opened = files.open_named(&spec.module.expect("a module"), MayFetch::Yes(&|_| {}));
+    opened.map(|(_, build_id)| build_id)
+}
+
+/// A server with the first build of the module, and files with this server and an empty cache.
+fn with_server(fixture: &Fixture) -> (Server, ModuleFiles) {
+    let path = format!("/buildid/{}/debuginfo", fixture.module().build_id);
+    let contents = fs::read(fixture.builds[0].path()).expect("read");
+    let server = Server::with_file(&path, &contents);
+    let cache = fixture.root.path().join("cache");
+    let servers = Debuginfod::at(&[&server.address], &cache);
+    let files = ModuleFiles {
+        servers: Some(servers),
+        ..fixture.files()
+    };
+    (server, files)
+}
+
+#[test]
+fn known_build_of_a_module_is_fetched_for_a_probe_and_comes_before_other_files() {
+    let fixture = Fixture::new();
+    fixture.put(1, &format!("lib/modules/{RELEASE}/two_words.ko"));
+    let build_id = fixture.module().build_id;
+    let (server, files) = with_server(&fixture);
+    let loaded = [("two_words".to_owned(), build_id.clone())];
+    let mut files = files.with_builds(KnownBuilds::Loaded(loaded.into()));
+    for _ in 0..2 {
+        assert_eq!(for_a_probe(&mut files), Ok(build_id.clone()));
+    }
+    assert_eq!(server.requests().len(), 1, "the cache has the file");
+}
+
+#[test]
+fn build_id_in_a_probe_is_fetched_if_it_is_whole() {
+    let fixture = Fixture::new();
+    let build_id = fixture.module().build_id;
+    let (server, mut files) = with_server(&fixture);
+    let begin = format!("kprobe:two_words@{}:sub/m.c:3", &build_id[..12]);
+    let error = opened_for(&mut files, &begin).expect_err("a part");
+    assert!(chain(&error).contains("DEBUGINFOD_URLS"), "{error}");
+    assert_eq!(server.requests(), [] as [&str; 0]);
+    let whole = format!("kprobe:two_words@{build_id}:sub/m.c:3");
+    let found = opened_for(&mut files, &whole);
+    assert_eq!(found.expect("fetched"), build_id);
+}
+
+#[test]
+fn without_a_known_build_no_server_is_asked_and_the_error_says_why() {
+    let fixture = Fixture::new();
+    let (server, mut files) = with_server(&fixture);
+    let error = opened_for(&mut files, "kprobe:two_words:sub/m.c:3").expect_err("no file");
+    let (text, help) = (chain(&error), error.help().expect("help"));
+    assert!(
+        text.contains("known only after the guest has loaded"),
+        "{text}"
+    );
+    assert!(help.contains("kprobe:two_words@BUILDID:"), "{help}");
+    assert_eq!(server.requests(), [] as [&str; 0]);
+    let wanted = "kprobe:two_words@00112233445566778899:sub/m.c:3";
+    let text = chain(opened_for(&mut files, wanted).expect_err("no file"));
+    assert!(text.contains(&server.address), "{text}");
+    let process = MayFetch::No;
+    let spec: manifest::ProbeSpec = wanted.parse().expect("a probe");
+    let error = files.open_named(&spec.module.expect("a module"), process);
+    assert!(error.expect_err("not fetched").is_absence());
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[test]
+fn damaged_file_of_this_host_is_an_absence_and_of_the_user_an_error() {
+    let fixture = Fixture::new();
+    let path = fixture
+        .root
+        .path()
+        .join(format!("lib/modules/{RELEASE}/two_words.ko"));
+    fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+    fs::write(&path, "no ELF file").expect("written");
+    let spec = "kprobe:two_words:sub/m.c:3";
+    let error = opened_for(&mut fixture.files(), spec).expect_err("damaged");
+    assert!(error.is_absence(), "{error:?}");
+    let text = chain(&error);
+    assert!(
+        text.contains("two_words.ko") && text.contains("ELF"),
+        "{text}"
+    );
+    let mut files = fixture.files();
+    files.named = NamedFiles::new(&[path]).expect("no kernel");
+    let error = opened_for(&mut files, spec).expect_err("damaged");
+    assert!(!error.is_absence(), "{error:?}");
 }
 
 #[test]

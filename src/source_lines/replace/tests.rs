@@ -233,3 +233,28 @@ fn line_of_a_module_needs_no_debug_file_of_the_kernel() {
         "{notes:?}"
     );
 }
+
+#[test]
+fn file_of_a_module_alone_gives_lines_to_frames_and_the_kernel_s_reason() {
+    let kernel = Kernel::build();
+    kernel.strip();
+    let file = kernel.dir.path().join("m.ko");
+    fs::write(&file, "").expect("written");
+    let (mut plan, guest) = kernel.plan("");
+    let (config, expectations) = (&mut plan.config, &mut plan.expectations);
+    let replaced = replace(config, expectations, &guest, &[file], MayFetch::No);
+    let files = replaced.expect("no probe").files.expect("files");
+    let why = files.kernel.expect_err("the kernel is stripped");
+    assert!(why.contains("no debug file of the kernel"), "{why}");
+    assert!(why.contains("--debug-info FILE"), "{why}");
+}
+
+#[test]
+fn damaged_file_of_a_module_that_the_user_names_is_an_error_also_for_an_optional_expectation() {
+    let kernel = Kernel::build();
+    let file = kernel.dir.path().join("m.ko");
+    fs::write(&file, "no ELF file").expect("written");
+    let optional = "[[expect]]\nprobe = 'kprobe:m:m.c:3'\nat_least = 1\noptional = true\n";
+    let told = kernel.replaced_by(optional, &[file]).expect_err("damaged");
+    assert!(told.contains("m.ko") && told.contains("ELF"), "{told}");
+}

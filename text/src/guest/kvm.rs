@@ -1,112 +1,21 @@
 //! The engine's traits, implemented for a live machine.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use address::{Gpa, Gva};
+use introspect::PagingState;
 use introspect::idt::pushes_error_code;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
-use introspect::{PagingState, PhysMemory, Unreadable};
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
-};
 use vmm::{
     Alone, AloneBreakpoints, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange,
     PausedGuard, StoppedVcpu, TrapHandler,
 };
 
 use super::{
-    GuestError, GuestMemory, InstructionFault, Paused, Ran, SystemState, To, Unwritable, Vcpu,
+    GuestError, GuestMemory, InstructionFault, KvmMemory, Paused, Ran, SystemState, To, Vcpu,
 };
-
-/// The machine's RAM. Clones share the memory.
-#[derive(Clone, Debug)]
-pub struct KvmMemory(pub GuestMemoryMmap);
-
-impl KvmMemory {
-    /// The 8 bytes at `gpa`, if aligned and within RAM.
-    fn word(&self, gpa: Gpa) -> Option<&AtomicU64> {
-        if !gpa.0.is_multiple_of(8) {
-            return None;
-        }
-        let (region, at) = self.0.to_region_addr(GuestAddress(gpa.0))?;
-        let offset = usize::try_from(at.0).ok()?;
-        region.get_atomic_ref(offset).ok()
-    }
-}
-
-impl PhysMemory for KvmMemory {
-    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
-        let len = buf.len();
-        self.0
-            .read_slice(buf, GuestAddress(gpa.0))
-            .map_err(|_| Unreadable { gpa, len })
-    }
-
-    /// Page tables and stacks consist of 64-bit words; a copy of any length costs several times as much.
-    fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
-        if let Some(word) = self.word(gpa) {
-            return Ok(word.load(Ordering::Relaxed));
-        }
-        let mut bytes = [0; 8];
-        self.read(gpa, &mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-}
-
-impl GuestMemory for KvmMemory {
-    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable> {
-        let failed = Unwritable {
-            gpa,
-            len: bytes.len(),
-        };
-        if !self.0.check_range(GuestAddress(gpa.0), bytes.len()) {
-            return Err(failed);
-        }
-        self.0
-            .write_slice(bytes, GuestAddress(gpa.0))
-            .map_err(|_| failed)
-    }
-
-    fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable> {
-        let failed = Unwritable {
-            gpa,
-            len: new.len(),
-        };
-        let slice = self
-            .0
-            .get_slice(GuestAddress(gpa.0), new.len())
-            .map_err(|_| failed)?;
-        macro_rules! exchange {
-            ($atomic:ty, $value:ty) => {{
-                let place = slice.get_atomic_ref::<$atomic>(0).map_err(|_| failed)?;
-                let old = <$value>::from_le_bytes(old.try_into().map_err(|_| failed)?);
-                let new = <$value>::from_le_bytes(new.try_into().map_err(|_| failed)?);
-                place
-                    .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_ok()
-            }};
-        }
-        Ok(match new.len() {
-            1 => exchange!(AtomicU8, u8),
-            2 => exchange!(AtomicU16, u16),
-            4 => exchange!(AtomicU32, u32),
-            8 => exchange!(AtomicU64, u64),
-            _ => return Err(failed),
-        })
-    }
-
-    fn ranges(&self) -> Vec<Range<Gpa>> {
-        let range = |region: &vm_memory::GuestRegionMmap| {
-            let start = region.start_addr().0;
-            Gpa(start)..Gpa(start + region.len())
-        };
-        self.0.iter().map(range).collect()
-    }
-}
 
 /// A stopped vCPU.
 #[derive(Debug)]

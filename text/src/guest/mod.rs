@@ -4,6 +4,7 @@
 //! a vector of bytes and a vCPU that records each request.
 
 mod kvm;
+mod kvm_memory;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +14,8 @@ use address::{Gpa, Gva};
 use introspect::insn::{Segments, System};
 use introspect::{PagingState, PhysMemory};
 
-pub use kvm::{KvmMemory, KvmVcpu};
+pub use kvm::KvmVcpu;
+pub use kvm_memory::KvmMemory;
 
 /// Writable guest-physical memory.
 pub trait GuestMemory: PhysMemory + Send + Sync {

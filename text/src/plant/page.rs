@@ -2,14 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use address::Gpa;
+use address::{Gpa, PAGE_LEN};
 use introspect::PhysMemory;
+use introspect::optimise::JUMP_BYTES;
 
 use super::PlantByte;
 use crate::guest::{GuestMemory, Unwritable};
-
-/// Bytes of a page.
-pub(super) const PAGE_BYTES: usize = 4096;
 
 /// A page with a copy of its original bytes.
 #[derive(Debug)]
@@ -21,7 +19,7 @@ pub(super) struct Page {
 
 #[derive(Debug)]
 struct Bytes {
-    own: Box<[u8; PAGE_BYTES]>,
+    own: Box<[u8; PAGE_LEN]>,
     marks: [Offsets; 4],
     /// The jumps, disjoint and within the page. An `int3` is a jump of one byte.
     jumps: Vec<(usize, Jump)>,
@@ -31,13 +29,11 @@ struct Bytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jump {
     /// `jmp rel32`, over an instruction of 5 bytes or more.
-    Near([u8; NEAR_BYTES]),
+    Near([u8; JUMP_BYTES]),
     /// An `int3`, over an instruction of any length: the kernel's #BP handler and the switch redirect to the detour.
     Int3,
 }
 
-/// `jmp rel32`.
-const NEAR_BYTES: usize = 5;
 /// The number of equal bytes at which a guest write counts as the jump stored back, not as a coincidence.
 const STORED_BACK_BYTES: usize = 4;
 
@@ -76,7 +72,7 @@ pub(super) enum Mark {
 
 /// A set of offsets within a page.
 #[derive(Debug)]
-struct Offsets([u64; PAGE_BYTES / 64]);
+struct Offsets([u64; PAGE_LEN / 64]);
 
 impl Bytes {
     fn is(&self, mark: Mark, offset: usize) -> bool {
@@ -141,7 +137,7 @@ impl Bytes {
 }
 
 impl Offsets {
-    const NONE: Self = Self([0; PAGE_BYTES / 64]);
+    const NONE: Self = Self([0; PAGE_LEN / 64]);
 
     fn has(&self, offset: usize) -> bool {
         self.0[offset / 64] & (1 << (offset % 64)) != 0
@@ -163,7 +159,7 @@ impl Page {
         memory: &dyn PhysMemory,
         gpa: Gpa,
     ) -> Result<Self, introspect::Unreadable> {
-        let mut own = Box::new([0; PAGE_BYTES]);
+        let mut own = Box::new([0; PAGE_LEN]);
         memory.read(gpa, own.as_mut_slice())?;
         Ok(Self {
             gpa,
@@ -240,7 +236,7 @@ impl Page {
         if len == 0 {
             return Ok(());
         }
-        if offset + len > PAGE_BYTES {
+        if offset + len > PAGE_LEN {
             return Err(failed);
         }
         bytes.jumps.retain(|(at, _)| *at != offset);
@@ -274,7 +270,7 @@ impl Page {
     /// does not.
     pub(super) fn overwrites_jump(&self, offset: usize, data: &[u8]) -> bool {
         let bytes = self.lock();
-        (offset..PAGE_BYTES.min(offset + data.len()))
+        (offset..PAGE_LEN.min(offset + data.len()))
             .any(|at| bytes.jump_byte(at).is_some() && !bytes.stores_jump_back(offset, data, at))
     }
 
@@ -287,7 +283,7 @@ impl Page {
     /// counts as a plant.
     pub(super) fn plants(&self, offset: usize, len: usize, shown: bool) -> Vec<Gpa> {
         let bytes = self.lock();
-        (offset..PAGE_BYTES.min(offset.saturating_add(len)))
+        (offset..PAGE_LEN.min(offset.saturating_add(len)))
             .filter(|&at| {
                 if shown {
                     bytes.jump_byte(at).is_some() || bytes.shows_plant(at)
@@ -303,7 +299,7 @@ impl Page {
     /// [`Page::guest_write`]).
     pub(super) fn overwrites_plant(&self, offset: usize, data: &[u8], plant: PlantByte) -> bool {
         let bytes = self.lock();
-        data.iter().zip(offset..PAGE_BYTES).any(|(&byte, at)| {
+        data.iter().zip(offset..PAGE_LEN).any(|(&byte, at)| {
             let is_plant = bytes.shows_plant(at) && bytes.jump_byte(at).is_none();
             is_plant && !is_stored_back(byte, data.len(), plant)
         })
@@ -346,7 +342,7 @@ impl Page {
     /// Copies original bytes from `offset` on, up to the end of the page or of `buf`.
     pub(super) fn read_own(&self, offset: usize, buf: &mut [u8]) {
         let bytes = self.lock();
-        let len = buf.len().min(PAGE_BYTES - offset);
+        let len = buf.len().min(PAGE_LEN - offset);
         buf[..len].copy_from_slice(&bytes.own[offset..offset + len]);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use address::Gpa;
+use address::{Gpa, PAGE_LEN};
 use arc_swap::{ArcSwap, Guard};
 
-use super::page::{Mark, PAGE_BYTES, Page, offset};
+use super::page::{Mark, Page, offset};
 use crate::addresses::AddressMap;
 use crate::guest::Unwritable;
 
@@ -73,7 +73,7 @@ impl PageCopies {
 
     /// The jumps that overlap `len` bytes from `gpa` on.
     pub fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
-        let here = (PAGE_BYTES - offset(gpa)).min(len);
+        let here = (PAGE_LEN - offset(gpa)).min(len);
         let beyond = gpa.wrapping_add(here as u64);
         [(gpa, here), (beyond, len - here)]
             .into_iter()
@@ -85,7 +85,7 @@ impl PageCopies {
 
     /// Whether a guest write of `data` would change a byte of a jump that memory shows.
     pub fn overwrites_jump(&self, gpa: Gpa, data: &[u8]) -> bool {
-        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        let (here, beyond) = data.split_at((PAGE_LEN - offset(gpa)).min(data.len()));
         let pages = self.load();
         [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
             .into_iter()

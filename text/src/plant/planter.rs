@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use address::Gpa;
+use address::{Gpa, PAGE_BYTES, PAGE_LEN};
 use arc_swap::Guard;
 use introspect::{PhysMemory, Unreadable};
 use vmm::PageRange;
 
 use super::loose_stops::LooseStops;
-use super::page::{Jump, Mark, PAGE_BYTES, Page, offset};
+use super::page::{Jump, Mark, Page, offset};
 use super::page_copies::{PageCopies, Pages};
 use super::rewritten_jumps::RewrittenJumps;
 use super::{PlantByte, Spot};
@@ -353,7 +353,7 @@ impl Planter {
     /// Whether a guest write of `data` would change the original byte under a plant that memory shows.
     pub fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
         let pages = self.pages.load();
-        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        let (here, beyond) = data.split_at((PAGE_LEN - offset(gpa)).min(data.len()));
         [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
             .into_iter()
             .any(|(gpa, part)| {
@@ -366,7 +366,7 @@ impl Planter {
     /// Merges a guest write of `data`, at most 8 bytes, to a read-only page.
     pub fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
         let pages = self.pages.load();
-        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        let (here, beyond) = data.split_at((PAGE_LEN - offset(gpa)).min(data.len()));
         let parts = [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
             .map(|(gpa, part)| (gpa, part, pages.get(&gpa.page().0)));
         let merged = |(_, part, page): &(Gpa, &[u8], Option<_>)| !part.is_empty() && page.is_some();
@@ -473,7 +473,7 @@ impl PhysMemory for Own<'_> {
         let mut done = 0;
         while done < buf.len() {
             let at = gpa.wrapping_add(done as u64);
-            let here = (PAGE_BYTES - offset(at)).min(buf.len() - done);
+            let here = (PAGE_LEN - offset(at)).min(buf.len() - done);
             if let Some(page) = self.pages.get(&at.page().0) {
                 page.read_own(offset(at), &mut buf[done..done + here]);
             }
@@ -488,7 +488,7 @@ fn ranges(pages: impl Iterator<Item = u64>, protected: Option<PageRange>) -> Vec
     let mut all: Vec<PageRange> = pages
         .map(|page| PageRange {
             start: Gpa(page),
-            end: Gpa(page + PAGE_BYTES as u64),
+            end: Gpa(page + PAGE_BYTES),
         })
         .chain(protected)
         .collect();

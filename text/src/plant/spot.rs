@@ -1,8 +1,6 @@
 //! The location of an instruction in guest-physical memory.
 
-use address::Gpa;
-
-use super::page::PAGE_BYTES;
+use address::{Gpa, PAGE_BYTES, PAGE_LEN};
 
 /// The first byte of an instruction, and the page on which the instruction continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +17,14 @@ impl Spot {
     pub fn contiguous(gpa: Gpa) -> Self {
         Self {
             gpa,
-            beyond: gpa.page().checked_add(PAGE_BYTES as u64),
+            beyond: gpa.page().checked_add(PAGE_BYTES),
         }
     }
 
     /// The number of bytes up to the end of the page.
     #[must_use]
     pub fn room(self) -> usize {
-        PAGE_BYTES - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
+        PAGE_LEN - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
     }
 
     /// Whether `gpa` is one of the `len` bytes from the first byte on.

@@ -1,6 +1,6 @@
 //! The emulator's view of the stopped vCPU.
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_LEN};
 use introspect::insn::{
     Access, CastShadow, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Msr, Segment, System,
     SystemChanges,
@@ -143,7 +143,7 @@ impl<'a> VcpuCpu<'a> {
         let mut done = 0;
         while done < len {
             let here = at.wrapping_add(done as u64);
-            let in_page = (PAGE_BYTES - page_offset(here)).min(len - done);
+            let in_page = (PAGE_LEN - page_offset(here)).min(len - done);
             let refused = Fault::NotMemory { at, access };
             let next = stretches.each.get_mut(stretches.count).ok_or(refused)?;
             *next = (self.translate(here, access)?, in_page);
@@ -154,9 +154,8 @@ impl<'a> VcpuCpu<'a> {
     }
 }
 
-const PAGE_BYTES: usize = 0x1000;
 /// The maximum number of pages of the longest access.
-const MOST_STRETCHES: usize = MOST_ACCESSED_BYTES / PAGE_BYTES + 1;
+const MOST_STRETCHES: usize = MOST_ACCESSED_BYTES / PAGE_LEN + 1;
 
 fn page_offset(at: Gva) -> usize {
     usize::try_from(at.page_offset()).unwrap_or(0)

@@ -2,6 +2,7 @@
 
 use std::mem::{offset_of, size_of};
 
+use address::PAGE_BYTES;
 use linux_loader::bootparam::{E820_MAX_ENTRIES_ZEROPAGE, boot_e820_entry, boot_params};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
@@ -13,7 +14,6 @@ use super::layout::{
 };
 use super::load::{LoadedKernel, RamRange};
 
-const PAGE_BYTES: u64 = 4096;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 

@@ -1,9 +1,6 @@
 //! A range of guest-physical pages.
 
-use address::Gpa;
-
-/// A page, in bytes.
-const PAGE_BYTES: u64 = 4096;
+use address::{Gpa, PAGE_BYTES};
 
 /// Guest-physical pages, from `start` up to but not including `end`; both are multiples of 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use address::Gpa;
+use address::{Gpa, PAGE_BYTES, PAGE_LEN};
 use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mprotect,
@@ -25,8 +25,6 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use super::error::ProtectError;
 use super::ram::RamRegion;
 
-/// A page, in bytes.
-const PAGE_BYTES: usize = 4096;
 /// The most pages that have a view. A view stays until the machine ends: each splits a mapping of the process, and the host limits the
 /// mappings to 65 530.
 const MAX_VIEWS: usize = 8192;
@@ -83,7 +81,7 @@ impl ProtectedPages {
         Ok(wanted
             .map(|(page, view)| RamRegion {
                 gpa: page.0,
-                bytes: PAGE_BYTES as u64,
+                bytes: PAGE_BYTES,
                 host: view.0 as u64,
             })
             .collect())
@@ -131,7 +129,7 @@ impl ProtectedPages {
             return Ok(());
         };
         // SAFETY: the mapping is the view's own page, and the process itself never accesses memory through the view.
-        unsafe { mprotect(view.0 as *mut c_void, PAGE_BYTES, rights) }.map_err(refused("mprotect"))
+        unsafe { mprotect(view.0 as *mut c_void, PAGE_LEN, rights) }.map_err(refused("mprotect"))
     }
 }
 
@@ -147,7 +145,7 @@ impl View {
     /// Maps the page a second time. No vCPU runs.
     fn of(memory: &GuestMemoryMmap, page: Gpa) -> Result<Self, ProtectError> {
         let no_ram = |_| ProtectError::NoRam { gpa: page };
-        let mut bytes = [0; PAGE_BYTES];
+        let mut bytes = [0; PAGE_LEN];
         memory
             .read_slice(&mut bytes, GuestAddress(page.0))
             .map_err(no_ram)?;
@@ -157,20 +155,20 @@ impl View {
         // SAFETY: a new mapping at an address that the host chooses.
         let mapped = unsafe {
             let rights = ProtFlags::READ | ProtFlags::WRITE;
-            mmap_anonymous(null_mut(), PAGE_BYTES, rights, MapFlags::SHARED)
+            mmap_anonymous(null_mut(), PAGE_LEN, rights, MapFlags::SHARED)
         };
         let view = Self(mapped.map_err(refused("mmap"))? as usize);
         // SAFETY: the mapping has just been made with this size, and no other code knows the address; the advice changes no byte.
         unsafe {
-            (view.0 as *mut u8).copy_from(bytes.as_ptr(), PAGE_BYTES);
-            madvise(view.0 as *mut c_void, PAGE_BYTES, Advice::LinuxDontDump)
+            (view.0 as *mut u8).copy_from(bytes.as_ptr(), PAGE_LEN);
+            madvise(view.0 as *mut c_void, PAGE_LEN, Advice::LinuxDontDump)
         }
         .map_err(refused("madvise"))?;
         // SAFETY: `target` is a whole page of the RAM mapping, since the page was read there. The kernel replaces the page in one step by
         // a page with equal contents, so accesses of other threads see no change. An old size of 0 keeps the view mapped.
         unsafe {
             let view = view.0 as *mut c_void;
-            mremap_fixed(view, 0, PAGE_BYTES, MremapFlags::MAYMOVE, target.cast())
+            mremap_fixed(view, 0, PAGE_LEN, MremapFlags::MAYMOVE, target.cast())
         }
         .map_err(refused("mremap"))?;
         Ok(view)
@@ -181,7 +179,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // SAFETY: the mapping is the view's own, and the machine's vCPUs have ended: `Shared` holds the views, and outlives the vCPU
         // threads.
-        let _ = unsafe { munmap(self.0 as *mut c_void, PAGE_BYTES) };
+        let _ = unsafe { munmap(self.0 as *mut c_void, PAGE_LEN) };
     }
 }
 
@@ -299,7 +297,7 @@ mod tests {
         protected.protect(pages(&[PAGE.0])).expect("protected");
         // The host has no mapping there.
         let missing = Gpa(PAGE.0 + 0x2000);
-        protected.views.insert(missing, View(PAGE_BYTES));
+        protected.views.insert(missing, View(PAGE_LEN));
         let refused = protected.protect(pages(&[PAGE.0 + 0x1000, missing.0]));
         assert!(matches!(refused, Err(ProtectError::Host { .. })));
         assert_eq!(rights(), ["r--s", "rw-s"]);
@@ -328,9 +326,9 @@ mod tests {
 
     #[test]
     fn number_of_views_is_limited() {
-        let bytes = (MAX_VIEWS + 1) * PAGE_BYTES;
+        let bytes = (MAX_VIEWS + 1) * PAGE_LEN;
         let ram = Ram::new(&[(GuestAddress(0), bytes)]).expect("memory");
-        let all = (0..=MAX_VIEWS as u64).map(|page| Gpa(page * PAGE_BYTES as u64));
+        let all = (0..=MAX_VIEWS as u64).map(|page| Gpa(page * PAGE_BYTES));
         let all = all.map(|page| (page, Protection::Writes)).collect();
         let views = ProtectedPages::default().views(ram.guest(), &all);
         assert!(matches!(

@@ -9,10 +9,10 @@
 //! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
 use address::{Gpa, Gva};
+use introspect::optimise::JUMP_BYTES;
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;
-use crate::engine::running::boundaries::KPROBE_JUMP_BYTES;
 
 /// The maximum number of kprobes optimised at once.
 const MAX_OPTIMISED: usize = 4096;
@@ -47,7 +47,7 @@ impl Armer {
                 covered.extend(self.running.planted_in(
                     &paging,
                     Gva(at.wrapping_add(1)),
-                    KPROBE_JUMP_BYTES as u64 - 1,
+                    JUMP_BYTES as u64 - 1,
                 ));
             }
             next = self.running.word(&paging, link).map(Gva);

@@ -17,8 +17,9 @@ impl Hits {
         let injection = &injector.injection;
         if let Some(comm) = &injection.comm {
             // If the task's name is unreadable, the call does not match.
-            let task = self.tasks.on(hit.vcpu, Gva(hit.regs.rip));
-            if task.ok().flatten().is_none_or(|task| task.comm != *comm) {
+            let ip = Gva(hit.regs.rip);
+            let task = hit.state().ok().and_then(|hit| self.tasks.named(hit, ip));
+            if task.is_none_or(|task| task.comm != *comm) {
                 return false;
             }
         }

@@ -13,7 +13,7 @@ pub(crate) mod relocate;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{Detour, LeftAt};
 use text::{GuestError, PlantByte, Vcpu};
 
@@ -23,6 +23,7 @@ use crate::engine::hits::outcome::{HitDisposition, HitOutcome};
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -32,8 +33,6 @@ use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
 use crate::registry::{KernelEvent, Missed, Purpose};
-
-const PAGE_BYTES: u64 = 4096;
 
 /// The opcode of `outs` with bytes, which ends the instruction.
 const OUTSB: u8 = 0x6e;
@@ -46,6 +45,7 @@ pub(crate) struct Hits {
     pub(crate) tasks: Arc<Tasks>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) detour: Arc<Detour>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) optimiser: Arc<Optimiser>,
     pub(crate) executor: Arc<Executor>,
@@ -151,15 +151,19 @@ impl Hits {
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
             let mut arguments = HitArguments::new(probe, &self.reporter);
-            if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
+            if !self.programs.accepts(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self.records.emit_hit(&mut hit, probe, *ip, arguments)?,
+                Purpose::Trace => {
+                    self.records
+                        .emit_hit(&mut hit, probe, *ip, arguments, None)?;
+                }
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
-                    self.running.add_value(&mut hit, &mut arguments, aggregated);
+                    self.programs
+                        .add_value(&mut hit, &mut arguments, aggregated);
                 }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
@@ -273,7 +277,8 @@ impl Hits {
                 match &probe.purpose {
                     Purpose::Trace => {
                         let arguments = HitArguments::new(&probe, &self.reporter);
-                        self.records.emit_hit(&mut hit, &probe, ip, arguments)?;
+                        self.records
+                            .emit_hit(&mut hit, &probe, ip, arguments, None)?;
                     }
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;

@@ -5,7 +5,7 @@
 //! function's entry, while the other vCPUs run. The vCPU resumes at the return address, so a return probe on the function
 //! sees the return. Otherwise the function itself runs, alone.
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use introspect::{PagingState, walk};
 use text::GuestError;
 
@@ -14,7 +14,6 @@ use crate::handler::HitContext;
 use crate::plant_table::{DebugUse, Plant};
 use crate::registry::{Purpose, Reader};
 
-const PAGE_BYTES: u64 = 4096;
 /// The functions of a copy: a probe in either function sees each execution, so none may be skipped.
 const FUNCTIONS: [&str; 2] = [Reader::Copy.function(), "copy_from_kernel_nofault_allowed"];
 
@@ -36,7 +35,7 @@ impl Readers {
         if self.must_execute_copy(plant) {
             return Ok(false);
         }
-        let state = hit.vcpu.system_state()?;
+        let state = hit.state()?.registers;
         let (to, from, len) = (Gva(hit.regs.rdi), Gva(hit.regs.rsi), hit.regs.rdx);
         if state.privilege != 0 || len == 0 || len > MAX_READ_BYTES {
             return Ok(false);

@@ -29,13 +29,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva};
 use detour::{Detour, DetourError, KernelSpace, Lead, Tables};
+use introspect::optimise::JUMP_BYTES;
 use text::{GuestError, Jump, Paused, SystemState};
 
 use crate::engine::arm::error::ArmError;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::optimise::parts::{Parts, set_unoptimised};
-use crate::engine::optimise::verdict::{JUMP_BYTES, NotOptimised, Verdicts};
+use crate::engine::optimise::verdict::{NotOptimised, Verdicts};
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
@@ -259,7 +260,10 @@ impl Optimiser {
         if !self.plants.kernel_is_settled() && !self.early.is_on() {
             return;
         }
-        let end = gpa.0.saturating_add(len as u64).saturating_add(JUMP_BYTES);
+        let end = gpa
+            .0
+            .saturating_add(len as u64)
+            .saturating_add(JUMP_BYTES as u64);
         let first = gpa
             .0
             .saturating_sub(introspect::insn::MAX_LENGTH_BYTES as u64 - 1);

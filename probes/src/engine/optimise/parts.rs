@@ -19,7 +19,7 @@ use std::sync::Arc;
 use address::Gva;
 use detour::{Detour, Keeps, Part, Processor, Use};
 use introspect::PerCpu;
-use manifest::program::Filter;
+use manifest::program::{Filter, Operand};
 use text::GuestError;
 
 use crate::engine::records::Records;
@@ -57,12 +57,24 @@ pub(crate) enum Hindrance<'p> {
     KernelEvent(&'p str),
     /// Returns are to be reported to a handler, or with the stack.
     #[error(
-        "calls that are followed return to the same place, and returns exit: they call a handler or show the stack"
+        "calls that are followed return to the same place, and returns exit: they call a handler, show the stack or add a number of the task"
     )]
     Returns,
     /// More probes than one detour serves.
     #[error("{0} probes are at the same place: a detour serves {MAX_SERVED} at the most")]
     TooMany(usize),
+}
+
+/// Whether a part with this work reads members of the task.
+fn reads_task_members(filter: Option<&Filter>, keeps: Keeps) -> bool {
+    let is_member = |operand: Operand| matches!(operand, Operand::Task(_));
+    let mut conditions = filter.iter().flat_map(|filter| filter.conditions());
+    conditions.any(|condition| is_member(condition.operand))
+        || match keeps {
+            Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => true,
+            Keeps::Aggregate(aggregate) => is_member(aggregate.of()),
+            Keeps::Count | Keeps::Exits => false,
+        }
 }
 
 /// The maximum number of probes of a detour: their work is chosen and written with all vCPUs paused.
@@ -154,12 +166,11 @@ impl Parts {
             processor: Processor {
                 number: from_gs(kept.number),
                 task: from_gs(kept.task),
-                // A count stays the same part when the task has been found.
-                fields: match keeps {
-                    Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => {
-                        self.tasks.fields()
-                    }
-                    Keeps::Count | Keeps::Aggregate(_) | Keeps::Exits => None,
+                // A count without a number of the task stays the same part when the task has been found.
+                fields: if reads_task_members(filter, keeps) {
+                    self.tasks.fields()
+                } else {
+                    None
                 },
             },
             plant: self.running.planter.byte().value(),

@@ -9,7 +9,7 @@ use address::Gpa;
 use detour::{Jumped, Keeps, KernelSpace, Tables, Use};
 use introspect::PatchKind;
 use introspect::insn::{Decoded, is_plain};
-use introspect::optimise::{MAX_REGION_BYTES, Unfit, WhyNot};
+use introspect::optimise::{JUMP_BYTES, MAX_REGION_BYTES, Unfit, WhyNot};
 use text::{Paused, Spot};
 
 use crate::engine::optimise::early::Early;
@@ -18,9 +18,6 @@ use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
 use crate::plant_table::{Plant, own_instruction};
-
-/// Bytes of a jump.
-pub(crate) const JUMP_BYTES: u64 = 5;
 
 /// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -186,8 +183,7 @@ impl Verdicts {
 
     /// Whether no other plant is in the range of the jump.
     fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
-        let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
-        let planted = self.running.planter.pages().planted(jump, len);
+        let planted = self.running.planter.pages().planted(jump, JUMP_BYTES);
         if planted.iter().any(|gpa| *gpa != plant.spot.gpa) {
             return Err(NotOptimised::Neighbour);
         }
@@ -197,15 +193,15 @@ impl Verdicts {
     /// A jump for a plant behind an ftrace call that is switched off: the jump displaces the call's nop, and the detour executes
     /// the planted instruction too. The plant stays, for a task that stands before the plant now.
     fn over_call(&self, plant: &Plant, planted: &Decoded) -> Option<(Jumped, Gpa)> {
-        if !self.plants.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
+        if !self.plants.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES as u64 {
             return None;
         }
         // One probe's address is the call, and the plant is behind the call. Other probes may be on the planted instruction.
         let mut about = plant.probes.iter().map(|(_, ip)| ip);
-        let ip = about.find(|ip| ip.wrapping_add(JUMP_BYTES) == plant.at)?;
-        let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
+        let ip = about.find(|ip| ip.wrapping_add(JUMP_BYTES as u64) == plant.at)?;
+        let gpa = plant.spot.gpa.wrapping_sub(JUMP_BYTES as u64);
         let call = own_instruction(&self.running.planter, Spot::contiguous(gpa), *ip)?;
-        let is_off = call.len() as u64 == JUMP_BYTES && is_plain(&call);
+        let is_off = call.len() == JUMP_BYTES && is_plain(&call);
         let jumped = Jumped::new(call, Some(*planted)).filter(|_| is_off)?;
         Some((jumped, gpa))
     }

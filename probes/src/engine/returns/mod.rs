@@ -14,11 +14,11 @@ use text::{GuestError, Vcpu};
 
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::{MAX_PLANTED_SITES, ReturnSites};
-use crate::engine::running::Running;
 use crate::handler::{EntryOutcome, HitContext};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
@@ -27,8 +27,8 @@ use crate::returns::Instance;
 #[derive(Debug)]
 pub(crate) struct Returns {
     pub(crate) reporter: Arc<Reporter>,
-    pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) following: Arc<Following>,
     pub(crate) return_sites: Arc<ReturnSites>,
@@ -129,7 +129,7 @@ impl Returns {
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => {
                     let mut arguments = HitArguments::new(&call.probe, &self.reporter);
-                    self.running.add_value(hit, &mut arguments, aggregated);
+                    self.programs.add_value(hit, &mut arguments, aggregated);
                 }
             }
             if is_at_slot {

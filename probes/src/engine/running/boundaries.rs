@@ -2,12 +2,12 @@
 
 use address::{Gpa, Gva};
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
+use introspect::optimise::JUMP_BYTES;
 
 use crate::engine::running::{INT3, Running};
 
 /// The opcode of the jump of an optimised kprobe, and the jump's length.
 const JUMP: u8 = 0xe9;
-pub(crate) const KPROBE_JUMP_BYTES: usize = 5;
 
 impl Running {
     /// The length of the instruction at `linked`, if an instruction begins there in the present text.
@@ -56,10 +56,10 @@ impl Running {
 
     /// Whether a jump of the guest's own kprobes covers the instruction linked at `linked`, or is about to.
     pub(crate) fn is_jumped_over(&self, linked: Gva, gpa: Gpa) -> bool {
-        (1..KPROBE_JUMP_BYTES as u64).any(|back| {
-            let mut now = [0; KPROBE_JUMP_BYTES];
+        (1..JUMP_BYTES as u64).any(|back| {
+            let mut now = [0; JUMP_BYTES];
             let at = linked.wrapping_add(back.wrapping_neg());
-            let Some(filed) = self.kernel.bytes_at(at, KPROBE_JUMP_BYTES) else {
+            let Some(filed) = self.kernel.bytes_at(at, JUMP_BYTES) else {
                 return false;
             };
             let gpa = gpa.wrapping_add(back.wrapping_neg());

@@ -7,11 +7,11 @@ pub(crate) mod boundaries;
 pub(crate) mod call_sites;
 pub(crate) mod loaded;
 pub(crate) mod located;
-pub(crate) mod programs;
+pub(crate) mod prepare;
 
 use std::sync::Arc;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{KernelSpace, Tables};
 use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Modules, ModulesError, PagingState, read_virt, walk};
@@ -26,7 +26,6 @@ use crate::resolve::Place;
 
 /// The opcode of `int3`.
 pub(crate) const INT3: u8 = 0xcc;
-const PAGE_BYTES: u64 = 4096;
 /// The kernel's `gs`, while a program runs.
 const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 

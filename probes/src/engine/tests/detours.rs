@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeSummary, Tier};
+use inspect::stacks::StackKernel as _;
 use introspect::insn::CpuidWords;
-use introspect::{PhysMemory, Unreadable, walk};
+use introspect::{PhysMemory, Unreadable, read_virt, walk};
 use manifest::{ProbeConfig, ProbeSpec};
 use text::Ran;
 use text::testing::{DETOUR_GPA, FakeMemory, FakeVcpu};
@@ -91,6 +92,23 @@ fn the_first_hit_makes_the_copy_and_the_second_needs_no_pause() {
         (2, 2, Some(Tier::Relocated))
     );
     assert!(rig.notes().is_empty());
+}
+
+/// A live machine has the region's memory beside its RAM, not in it.
+#[test]
+fn stack_finds_the_original_of_a_copy_that_ram_does_not_hold() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    assert_eq!(vcpu.regs.rip, REGION.0);
+    let ram = &rig.engine.running.planter;
+    let in_ram = read_virt(ram, &vcpu.state.paging, REGION, &mut [0; RDTSC.len()]);
+    assert!(in_ram.is_err(), "{in_ram:?}");
+    let stacks = &rig.engine.records.stacks;
+    let original = |at| stacks.displaced(at).map(|found| found.ip);
+    assert_eq!(original(REGION), Some(at));
+    assert_eq!(original(REGION.wrapping_add(1)), None, "inside `rdtsc`");
+    assert_eq!(original(at), None);
 }
 
 #[test]

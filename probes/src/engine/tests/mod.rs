@@ -17,6 +17,7 @@ mod readers;
 mod returns;
 mod syscalls;
 mod system;
+mod tasks;
 mod typed;
 mod uprobes;
 mod watch;
@@ -42,6 +43,9 @@ const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
 const RDTSC: [u8; 3] = [0x0f, 0x31, 0xc3];
 /// RFLAGS.RF: no debug register fires at the next instruction.
 const RESUME_FLAG: u64 = 1 << 16;
+
+/// How the note of a kernel without types begins.
+const UNTYPED: &str = "events show neither typed arguments nor tasks: ";
 
 const MEMORY_BYTES: usize = 2 << 20;
 const ROOT: u64 = 0x1000;
@@ -171,7 +175,15 @@ impl Rig {
         hits.collect()
     }
 
+    /// The notes, without that of a kernel without types: none of these kernels has types.
     fn notes(&self) -> Vec<Note> {
+        let notes = self.all_notes().into_iter();
+        notes
+            .filter(|note| !note.text.starts_with(UNTYPED))
+            .collect()
+    }
+
+    fn all_notes(&self) -> Vec<Note> {
         let events = self.events.0.lock().expect("lock");
         let notes = events.iter().filter_map(|event| match event {
             Event::Note(note) => Some(note.clone()),

@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
-use events::{GuestMembers, GuestString, Hex};
+use address::Gva;
+use events::{GuestMembers, GuestString, Hex, Hit};
 use introspect::btf::synthetic::Blob;
 use introspect::{Btf, Signature};
+use manifest::{Action, ProbeConfig, ProbeSpec};
 
-use super::{DATA, PLAIN, Rig, one, vcpu};
+use super::{DATA, MEMORY_BYTES, PLAIN, Rig, UNTYPED, one, vcpu};
+use crate::engine::engine_action::EngineAction;
+use crate::engine::typed::MAX_STRING_BYTES;
+use crate::resolve::synthetic::SyntheticKernel;
 
 /// Not mapped.
 const NOT_MAPPED: u64 = 0x7fff_0000;
@@ -26,14 +31,19 @@ fn signature(exits: bool) -> Signature {
     Signature::of_function(&types, "f").expect("typed")
 }
 
+/// Probes the function `f`, whose arguments are a struct and a string.
+fn typed_rig(kernel: &SyntheticKernel) -> Rig {
+    let rig = Rig::new(kernel, &["kprobe:f"]);
+    let probe = rig.engine.probes.list.load().first().cloned();
+    let probe = probe.expect("a probe");
+    probe.set_signature(Some(Arc::new(signature(true))));
+    rig
+}
+
 #[test]
 fn hit_shows_the_members_of_a_small_struct_or_the_address_of_the_fault() {
     let (kernel, at) = one("f", &PLAIN);
-    let rig = Rig::new(&kernel, &["kprobe:f"]);
-    let probe = rig.engine.probes.list.load().first().cloned();
-    probe
-        .expect("a probe")
-        .set_signature(Some(Arc::new(signature(true))));
+    let rig = typed_rig(&kernel);
     rig.memory.put(DATA, &[0xff; 4]);
     rig.memory.put(DATA + 4, &77_u32.to_le_bytes());
     rig.memory.put(DATA + 8, &(DATA + 0x20).to_le_bytes());
@@ -83,4 +93,87 @@ fn members_alone_are_not_shown_since_a_record_has_none() {
     let hit = rig.hits().remove(0);
     let params = hit.params.expect("typed");
     assert_eq!(params[0].typed.members, None, "{params:?}");
+}
+
+/// What the hits of a probe show of strings at these addresses.
+fn shown(rig: &Rig, at: Gva, strings: &[u64]) -> Vec<(GuestString, String)> {
+    for string in strings {
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rsi = *string;
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
+    }
+    let text = |hit: Hit| {
+        let param = hit.params.expect("typed").swap_remove(1);
+        let shown = param.to_string();
+        (param.typed.string.expect("a string"), shown)
+    };
+    rig.hits().into_iter().map(text).collect()
+}
+
+#[test]
+fn string_longer_than_the_limit_is_cut() {
+    let (kernel, at) = one("f", &PLAIN);
+    let rig = typed_rig(&kernel);
+    let fitting = MAX_STRING_BYTES - 1;
+    rig.memory.put(DATA, &[b'a'; MAX_STRING_BYTES + 44]);
+    rig.memory.put(DATA + 0x1000, &vec![b'b'; fitting]);
+    let [cut, whole] = &shown(&rig, at, &[DATA, DATA + 0x1000])[..] else {
+        panic!("two hits")
+    };
+    let text = "a".repeat(MAX_STRING_BYTES);
+    assert_eq!(cut.1, format!("text=\"{text}\"…"));
+    assert_eq!(cut.0, GuestString::Cut(text));
+    assert_eq!(whole.0, GuestString::Whole("b".repeat(fitting)));
+}
+
+#[test]
+fn string_without_memory_shows_the_address_of_the_fault() {
+    let (kernel, at) = one("f", &PLAIN);
+    let rig = typed_rig(&kernel);
+    // The second string goes on where no memory is mapped.
+    let end = MEMORY_BYTES as u64;
+    rig.memory.put(end - 8, &[b'a'; 8]);
+    let shown = shown(&rig, at, &[NOT_MAPPED, end - 8]);
+    let expected = [
+        (NOT_MAPPED, "text=<fault 0x7fff0000>"),
+        (end, "text=<fault 0x200000>"),
+    ];
+    let expected = expected.map(|(at, text)| (GuestString::Fault(Hex(at)), text.to_owned()));
+    assert_eq!(shown, expected);
+}
+
+/// A later probe of the function `f`.
+fn configured(action: EngineAction) -> ProbeConfig<EngineAction> {
+    let at: ProbeSpec = "kprobe:f".parse().expect("a probe");
+    ProbeConfig::from(at).with_action(action)
+}
+
+#[test]
+fn kernel_without_types_is_noted_once() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:f", "kretprobe:f"]);
+    let later = EngineAction::Configured(Action::default());
+    let added = rig.engine.probes.resolve_all(&[configured(later)], None);
+    assert!(added.is_ok(), "{added:?}");
+    let notes = rig.all_notes();
+    let [note] = &notes[..] else {
+        panic!("{notes:?}")
+    };
+    let why = "the kernel has no BTF: built without CONFIG_DEBUG_INFO_BTF";
+    assert_eq!(
+        (&note.probe, &*note.text),
+        (&None, &*format!("{UNTYPED}{why}"))
+    );
+}
+
+#[test]
+fn kernel_without_types_is_not_noted_for_counts() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    let counted = configured(EngineAction::Configured(Action::Count));
+    let added = rig.engine.probes.resolve_all(&[counted], None);
+    assert_eq!(
+        (added.expect("a probe").len(), rig.all_notes().len()),
+        (1, 0)
+    );
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use address::Gpa;
+use address::{Gpa, PAGE_BYTES};
 use inspect::FileId;
 
 use crate::registry::Probe;
@@ -33,7 +33,7 @@ pub(crate) struct CodePage {
 impl CodePage {
     /// The probed instructions at the offset `within` the page.
     pub(crate) fn sites_at(&self, within: u64) -> impl Iterator<Item = &CodeSite> {
-        let is_here = move |site: &&CodeSite| site.offset % 4096 == within;
+        let is_here = move |site: &&CodeSite| site.offset % PAGE_BYTES == within;
         self.sites.iter().filter(is_here)
     }
 }

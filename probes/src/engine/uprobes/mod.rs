@@ -25,6 +25,7 @@ use text::{GuestError, Paused};
 use vmm::{ProtectError, SlotError, kvm_regs};
 
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -45,6 +46,7 @@ pub(crate) struct Uprobes {
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) records: Arc<Records>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) protections: Arc<Protections>,
     pub(crate) hidden: Arc<HiddenCode>,
     pub(crate) files: GuestFiles,

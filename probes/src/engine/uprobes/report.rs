@@ -11,6 +11,7 @@ use super::Uprobes;
 use super::code_table::{CodePage, CodeSite};
 use crate::engine::hit_arguments::HitArguments;
 use crate::handler::HitContext;
+use crate::hit_state::HitState;
 use crate::registry::Purpose;
 
 /// An instruction that is about to be executed on a hidden page, with the probes there.
@@ -78,11 +79,14 @@ impl Uprobes {
         executed: &CodeHit,
         tier: Tier,
     ) -> Result<(), GuestError> {
+        // Filters, aggregates and events read the kernel's data, which the program's `gs` and page tables do not show.
+        let state = HitState::from(self.running.kernel_state(vcpu)?);
         for CodeSite { probe, symbol, .. } in &executed.sites {
             let regs = executed.regs;
             let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
+            hit.set_state(state.clone());
             let mut arguments = HitArguments::new(probe, &self.reporter);
-            if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
+            if !self.programs.accepts(&mut hit, probe, &mut arguments) {
                 continue;
             }
             probe.counters.count_recorded();
@@ -90,10 +94,11 @@ impl Uprobes {
             match &probe.purpose {
                 Purpose::Trace => {
                     let (ip, symbol) = (Gva(regs.rip), Arc::clone(symbol));
-                    self.records.tell_in_program(&mut hit, probe, ip, symbol)?;
+                    self.records.emit_in_program(&mut hit, probe, ip, symbol)?;
                 }
                 Purpose::Aggregate(aggregated) => {
-                    self.running.add_value(&mut hit, &mut arguments, aggregated);
+                    self.programs
+                        .add_value(&mut hit, &mut arguments, aggregated);
                 }
                 // Handlers, injections and returns are refused in programs.
                 _ => (),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use inspect::{FileId, FileReader, NoCode, OpenFile, Storage};
 use introspect::insn::{NotABoundary, check_boundary};
 use manifest::{FilePlace, ProgramCode};
@@ -13,7 +13,6 @@ use crate::registry::Probe;
 
 /// The most files of a probe at once: a file that replaces another of the same path is another file.
 const MAX_FILES: usize = 16;
-const PAGE_BYTES: u64 = 4096;
 /// The first bytes of a 32-bit program.
 const MAGIC_32: [u8; 5] = *b"\x7fELF\x01";
 /// The most bytes that are decoded for a boundary.

@@ -8,7 +8,6 @@
 
 pub(crate) mod lifted;
 pub(crate) mod memory;
-pub(crate) mod stepped;
 pub(crate) mod table;
 pub(crate) mod writer;
 
@@ -26,6 +25,7 @@ use vmm::kvm_regs;
 use crate::engine::arm::edits::Change;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
+use crate::engine::programs::Programs;
 use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -43,6 +43,7 @@ pub(crate) struct Watches {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) protections: Arc<Protections>,
@@ -66,11 +67,11 @@ impl Watches {
     }
 
     /// Whether the guest can write to protected pages: a vCPU runs alone.
-    fn is_lifted(&self) -> bool {
+    pub(crate) fn is_lifted(&self) -> bool {
         self.lock().is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Lifted>> {
         // Each change of the values is a single assignment.
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,7 +88,7 @@ impl Watches {
     }
 
     /// Emulates an instruction that has exited at a protected page.
-    fn pass_after_exit(
+    pub(crate) fn pass_after_exit(
         &self,
         vcpu: &mut dyn Vcpu,
         decoded: &Decoded,
@@ -190,7 +191,7 @@ impl Watches {
     }
 
     /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
-    fn report(
+    pub(crate) fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
@@ -200,7 +201,7 @@ impl Watches {
         let probe = &write.watch.probe;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
         let mut arguments = HitArguments::new(probe, &self.reporter);
-        if !self.running.accepts_hit(&mut hit, probe, &mut arguments) {
+        if !self.programs.accepts(&mut hit, probe, &mut arguments) {
             return Ok(());
         }
         probe.counters.count_hit();
@@ -213,12 +214,13 @@ impl Watches {
                     old: events::Hex(write.old),
                     new: events::Hex(write.new),
                 };
-                let write = (writer.symbol, write);
+                let write = Some((writer.symbol, write));
                 self.records
-                    .emit_write(&mut hit, probe, writer.ip, write, arguments)
+                    .emit_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
-                self.running.add_value(&mut hit, &mut arguments, aggregated);
+                self.programs
+                    .add_value(&mut hit, &mut arguments, aggregated);
                 Ok(())
             }
             // Handlers, injections and returns are refused at watchpoints.

@@ -23,7 +23,8 @@ impl Watches {
     /// The address and the name of `origin`. An instruction in a detour or a copy stands for the original instruction.
     pub(crate) fn writer(&self, origin: Origin) -> Writer {
         let (Origin::Instruction(at) | Origin::Delivery { at, .. }) = origin;
-        let ip = self.original(at).unwrap_or(at);
+        let displaced = self.detour.displaced_at(at);
+        let ip = displaced.map_or(at, |displaced| displaced.ip);
         let symbol = match origin {
             Origin::Instruction(_) => self.kernel_symbol(ip).or_else(|| self.module_symbol(ip)),
             Origin::Delivery { vector, .. } => Some(format!("delivery of vector {vector:#x}")),
@@ -32,13 +33,6 @@ impl Watches {
             ip,
             symbol: symbol.unwrap_or_else(|| ip.to_string()).into(),
         }
-    }
-
-    fn original(&self, ip: Gva) -> Option<Gva> {
-        let laid = self.detour.laid_at(ip)?;
-        let mut code = vec![0; laid.len];
-        self.detour.read_at(laid.entry, &mut code)?;
-        Some(laid.displaced_at(&code, ip)?.ip)
     }
 
     fn kernel_symbol(&self, ip: Gva) -> Option<String> {

@@ -14,6 +14,7 @@ mod records;
 mod returns;
 mod sharing;
 mod staying;
+mod tasks;
 
 use std::ops::Range;
 use std::sync::Arc;

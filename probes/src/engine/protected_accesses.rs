@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use events::Tier;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Idt, walk};
@@ -20,7 +20,6 @@ use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
 use crate::registry::Missed;
 
-const PAGE_BYTES: u64 = 4096;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
 

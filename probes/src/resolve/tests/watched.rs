@@ -1,0 +1,227 @@
+//! Data that can be watched.
+
+use super::*;
+
+#[test]
+fn watched_data_is_a_place_on_a_protected_page() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let at = kernel.variable("counter", 5);
+    let kernel = kernel.kernel();
+    let found = place(&kernel, "watch:counter+0x4:2");
+    assert_eq!(found.ip, at.wrapping_add(4));
+    assert_eq!(&*found.symbol, "counter+0x4");
+    assert_eq!(found.via, Via::ProtectedPage { len: 2 });
+    let by_address = place(&kernel, &format!("watch:{at}:8"));
+    assert_eq!(
+        (by_address.ip, by_address.via),
+        (at, Via::ProtectedPage { len: 8 })
+    );
+}
+
+#[test]
+fn unsuitable_data_is_refused_with_a_remedy() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let init = kernel.init_function("setup", &PLAIN);
+    let at = kernel.variable("counter", 5);
+    kernel.variable("counter", 6);
+    kernel.variable("single", 7);
+    let per_cpu = kernel.variable("__per_cpu_start", 0);
+    kernel.variable("__per_cpu_end", 0);
+    let kernel = kernel.kernel();
+    for (spec, message, help) in [
+        (
+            "watch:single",
+            "the type of `single` is not known".to_owned(),
+            Some("write its length in bytes, like watch:single:8".to_owned()),
+        ),
+        (
+            "watch:singel:8",
+            "the kernel has no variable `singel`".to_owned(),
+            Some("near names: single".to_owned()),
+        ),
+        (
+            "watch:plain:8",
+            "it is code, and the writes to code are not watched".to_owned(),
+            Some("write kprobe:SYMBOL for its executions".to_owned()),
+        ),
+        (
+            "watch:counter:8",
+            "the kernel has 2 variables called `counter`".to_owned(),
+            Some(format!(
+                "name one by its address: watch:{at}:LENGTH, watch:{}:LENGTH",
+                at.wrapping_add(8)
+            )),
+        ),
+        (
+            &format!("watch:{init}:8"),
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+            Some("write kprobe:FUNCTION for a function that writes it".to_owned()),
+        ),
+        (
+            &format!("watch:{per_cpu}:8"),
+            "it is a per-CPU variable, and this version watches variables of the kernel's image only"
+                .to_owned(),
+            Some("write kprobe:FUNCTION for a function that writes it".to_owned()),
+        ),
+        (
+            "watch:0x1000:8",
+            "0x1000 is not in the data of the kernel's image, and this version watches no other memory"
+                .to_owned(),
+            Some("`hyprobe symbols --kernel FILE PATTERN` lists the symbols".to_owned()),
+        ),
+    ] {
+        let error = problem(&kernel, spec);
+        assert_eq!(error.problem.to_string(), message);
+        assert_eq!(error.help(), help);
+    }
+}
+
+#[test]
+fn page_that_the_hardware_writes_is_not_watched() {
+    for object in [
+        "init_top_pgt",
+        "espfix_pud_page",
+        "bm_pte",
+        "init_stack",
+        "hv_clock_boot",
+    ] {
+        let mut kernel = SyntheticKernel::new();
+        kernel.function("plain", &PLAIN);
+        kernel.variable("counter", 5);
+        kernel.variable(object, 0);
+        let error = problem(&kernel.kernel(), "watch:counter:8");
+        assert_eq!(
+            error.problem.to_string(),
+            format!(
+                "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"
+            )
+        );
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_frees_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("__end_rodata", 0);
+    kernel.variable("_sdata", 0);
+    kernel.variable("__smp_locks", 0);
+    kernel.variable("__smp_locks_end", 0);
+    kernel.variable("last", 5);
+    let brk = kernel.variable("__bss_stop", 0);
+    kernel.variable("__brk_base", 0);
+    let kernel = kernel.kernel();
+    for (spec, message) in [
+        (
+            "watch:__end_rodata:8",
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+        ),
+        (
+            "watch:__smp_locks:8",
+            "the kernel frees it after boot, and uses its memory for other data".to_owned(),
+        ),
+        (
+            "watch:__bss_stop:8",
+            format!(
+                "{brk} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees"
+            ),
+        ),
+        (
+            "watch:__brk_base:8",
+            format!(
+                "{} is behind the end of the kernel's data (`__bss_stop`), where the kernel has page tables and memory that it frees",
+                brk.wrapping_add(8)
+            ),
+        ),
+    ] {
+        assert_eq!(problem(&kernel, spec).problem.to_string(), message);
+    }
+    for spec in ["watch:_sdata:8", "watch:__smp_locks_end:8", "watch:last:8"] {
+        place(&kernel, spec);
+    }
+}
+
+#[test]
+fn data_on_a_page_with_code_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("counter", 5);
+    kernel.end_text(0x810);
+    let kernel = kernel.kernel();
+    let beside = kernel.text().expect("labels").end.wrapping_add(8);
+    let error = problem(&kernel, &format!("watch:{beside}:8"));
+    assert_eq!(
+        error.problem.to_string(),
+        "its page also has code, and writes to such a page are not watched"
+    );
+    let next = beside.page().wrapping_add(0x1000);
+    place(&kernel, &format!("watch:{next}:8"));
+}
+
+#[test]
+fn address_between_two_segments_is_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("counter", 5);
+    let hole = kernel.hole();
+    let kernel = kernel.kernel();
+    assert!(kernel.image().contains(&hole));
+    let error = problem(&kernel, &format!("watch:{hole}:8"));
+    assert_eq!(
+        error.problem.to_string(),
+        format!(
+            "{hole} is not in the data of the kernel's image, and this version watches no other memory"
+        )
+    );
+}
+
+#[test]
+fn watched_bytes_are_inside_the_variable() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("neighbour", 0);
+    kernel.variable("counter", 5);
+    kernel.variable("behind", 0);
+    let kernel = kernel.kernel();
+    for spec in [
+        "watch:counter+0xfffffffffffffff8:8",
+        "watch:counter+0xffffffffffffffff:2",
+        "watch:counter+0x8:1",
+        "watch:counter+0x4:8",
+    ] {
+        let error = problem(&kernel, spec);
+        assert_eq!(
+            error.problem.to_string(),
+            "its bytes are not all in `counter`, which has 8 bytes"
+        );
+        assert_eq!(
+            error.help().as_deref(),
+            Some(
+                "write an offset and a length that end at byte 8 or before, or watch:0xADDRESS:LENGTH for other bytes"
+            )
+        );
+    }
+    place(&kernel, "watch:counter+0x6:2");
+}
+
+#[test]
+fn remedy_for_namesakes_has_addresses_that_resolve() {
+    const SLIDE: i64 = -0x20_0000;
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let linked = kernel.variable("counter", 5);
+    kernel.variable("counter", 6);
+    let kernel = kernel.kernel();
+    let resolve = |spec: &str| resolve(&kernel, &spec.parse().expect("a probe"), SLIDE);
+    let help = resolve("watch:counter:8").expect_err("two").help();
+    let help = help.expect("a remedy");
+    let named = help
+        .strip_prefix("name one by its address: ")
+        .expect("addresses");
+    let first = named.split(", ").next().expect("an address");
+    let found = resolve(&first.replace("LENGTH", "8")).expect("it resolves");
+    let place = found[0].place.as_ref().expect("it can be watched");
+    assert_eq!(place.ip, linked);
+}
