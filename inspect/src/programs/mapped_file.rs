@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn files_without_a_page_cache_of_their_own_are_told_apart() {
+    fn open_file_has_the_storage_of_its_file_system() {
         let mut fake = kernel();
         for (magic, storage) in [
             (OVERLAY, Storage::Overlay),
