@@ -5,12 +5,13 @@ use std::fmt;
 use address::{Gpa, Gva, PAGE_BYTES};
 use introspect::Btf;
 use introspect::btf::Slot;
-use thiserror::Error;
 
 use super::direct_map::DirectMap;
 use super::elf::Bytes;
+use super::folio::FolioLayout;
 use super::loaded_file::LoadedFile;
 use super::mapping::MappingLayout;
+use super::no_code::NoCode;
 use super::page_cache::{CachedFile, PageArray, PageCacheLayout};
 use super::path::PathLayout;
 use super::symbols::Found;
@@ -25,8 +26,6 @@ const HUGE: u64 = 0x9584_58f6;
 const FUSE: u64 = 0x6573_5546;
 /// `S_DAX` of `inode.i_flags`.
 const DAX: u64 = 1 << 13;
-/// The most pages of a folio: a gigabyte.
-const MAX_FOLIO_PAGES: u64 = 1 << 18;
 
 /// The identity of a file. The kernel gives the memory of a file that is gone to another, which has another number or generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,39 +71,6 @@ pub enum Storage {
     Fuse,
 }
 
-/// Why a place in a file is not known.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoCode {
-    /// The file is not a program's, or its beginning is not in memory.
-    #[error("its headers are not in memory, or are not those of a 64-bit program")]
-    NoHeaders,
-    /// No symbol table.
-    #[error("no table of its functions is in memory: name the place by its offset in the file")]
-    NoFunctions,
-    /// The table lacks the name.
-    #[error("it has no function `{0}`")]
-    NoFunction(String),
-    /// Local functions of one name.
-    #[error("it has several functions `{0}`: name one by its offset in the file")]
-    Several(String),
-    /// `STT_GNU_IFUNC`.
-    #[error(
-        "`{0}` stands for one of several functions, which the program chooses when it starts: name the place by its offset in the file"
-    )]
-    Indirect(String),
-    /// The offset is outside of the function.
-    #[error("`{name}` has {size:#x} bytes")]
-    Outside {
-        /// The function.
-        name: String,
-        /// Its size.
-        size: u64,
-    },
-    /// The address is in no segment.
-    #[error("`{0}` is in no part of the file that is loaded")]
-    NotLoaded(String),
-}
-
 /// Where the kernel keeps what it knows of files. Made while the kernel runs.
 #[derive(Debug)]
 pub struct FileLayout {
@@ -117,53 +83,6 @@ pub struct FileLayout {
     magic: Slot,
     flags: Slot,
     folio: FolioLayout,
-}
-
-/// The number of pages of a folio.
-#[derive(Debug)]
-struct FolioLayout {
-    flags: Slot,
-    /// The bit of `flags` for a folio of several pages.
-    head: u64,
-    /// The number of pages; its place in a folio of several pages.
-    pages: Slot,
-}
-
-impl FolioLayout {
-    fn new(btf: &Btf) -> Result<Self, NoType> {
-        let page = StructType::named(btf, "page")?;
-        let head = btf
-            .enum_named("pageflags")
-            .and_then(|flags| btf.as_enum(flags));
-        let head = head.and_then(|flags| flags.value("PG_head"));
-        let head = head.and_then(|bit| 1_u64.checked_shl(u32::try_from(bit).ok()?));
-        let folio = StructType::named(btf, "folio");
-        let of_folio = folio.and_then(|folio| {
-            // `_nr_pages` since 6.14.
-            let pages = folio
-                .slot("_nr_pages")
-                .or_else(|_| folio.slot("_folio_nr_pages"))?;
-            // `flags.f` since 6.18.
-            let flags = folio.slot("flags.f").or_else(|_| folio.slot("flags"))?;
-            Ok((flags, pages))
-        });
-        let (flags, pages) = match of_folio {
-            Ok(slots) => slots,
-            // The second page has the number.
-            Err(_) => {
-                let pages = page.slot("compound_nr")?.shifted(page.size()?);
-                (
-                    page.slot("flags")?,
-                    pages.ok_or_else(|| page.without("compound_nr"))?,
-                )
-            }
-        };
-        Ok(Self {
-            flags,
-            head: head.ok_or_else(|| page.without("PG_head"))?,
-            pages,
-        })
-    }
 }
 
 impl FileLayout {
@@ -287,22 +206,9 @@ impl<'v> FileReader<'v> {
     #[must_use]
     pub fn page_in(&self, folio: Gva, first: u64, number: u64) -> Option<Gpa> {
         let within = number.checked_sub(first)?;
-        (within < self.folio_pages(folio)).then_some(())?;
+        (within < self.layout.folio.pages(&self.reads, folio)).then_some(())?;
         let frame = self.layout.cache.frame(self.pages, folio)?;
         Some(Gpa(frame.0.wrapping_add(within.wrapping_mul(PAGE_BYTES))))
-    }
-
-    fn folio_pages(&self, folio: Gva) -> u64 {
-        let layout = &self.layout.folio;
-        let flags = self.reads.number(folio, layout.flags).unwrap_or(0);
-        match flags & layout.head {
-            0 => 1,
-            _ => self
-                .reads
-                .number(folio, layout.pages)
-                .unwrap_or(1)
-                .min(MAX_FOLIO_PAGES),
-        }
     }
 
     /// The number of the first page of a folio within its file.

@@ -1,4 +1,4 @@
-//! Whether the kernel tells hyprobe of the files that programs map.
+//! The functions and types of the kernel that probes in programs need.
 
 use inspect::FileLayout;
 
