@@ -24,7 +24,7 @@ use crate::stored::Stored;
 /// The maximum of all read sections together, decompressed, with the symbols.
 const MAX_SECTIONS_BYTES: u64 = 4 << 30;
 /// The most sections or segments. A linked kernel has fewer than 100.
-const MAX_HEADERS: u32 = 1 << 16;
+pub(crate) const MAX_HEADERS: u32 = 1 << 16;
 
 /// The sections that look-ups read.
 const NEEDED: [SectionId; 9] = [

@@ -25,6 +25,7 @@ mod error;
 mod info;
 mod inlined;
 mod line_addresses;
+mod module_id;
 mod names;
 mod paths;
 mod ranges;
@@ -46,3 +47,4 @@ mod zstd;
 
 pub use error::{InlinedError, LineError, LookupError, OpenError};
 pub use info::{DebugInfo, SourceFrame};
+pub use module_id::module_build_id;

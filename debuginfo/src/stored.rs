@@ -35,16 +35,27 @@ pub(crate) enum Stored {
 impl Stored {
     /// Opens the regular file at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
-        let (file, _) = files::open_regular(path, MAX_FILE_BYTES)?;
+        Self::open_with(path, MAX_FILE_BYTES, MAX_UNPACKED_BYTES)
+    }
+
+    /// Opens the regular file at `path`, which may have `max` bytes, and decompressed, too.
+    pub(crate) fn open_within(path: &Path, max: u64) -> Result<Self, OpenError> {
+        Self::open_with(path, max, max.min(MAX_UNPACKED_BYTES))
+    }
+
+    fn open_with(path: &Path, max: u64, max_unpacked: u64) -> Result<Self, OpenError> {
+        let (file, _) = files::open_regular(path, max)?;
         let mut first = [0; XZ.len()];
         let len = file.read_at(&mut first, 0).map_err(ReadError::from)?;
         let first = &first[..len];
         if first.starts_with(XZ) {
-            let packed = packed(file)?;
-            return unpacked(XzReader::new_mem_limit(&*packed, true, XZ_MEMORY_KIB));
+            let packed = packed(file, max_unpacked)?;
+            let reader = XzReader::new_mem_limit(&*packed, true, XZ_MEMORY_KIB);
+            return unpacked(reader, max_unpacked);
         }
         if first.starts_with(ZSTD) {
-            return unpacked(ZstdFrames::new(&packed(file)?));
+            let packed = packed(file, max_unpacked)?;
+            return unpacked(ZstdFrames::new(&packed), max_unpacked);
         }
         Ok(Self::File(file))
     }
@@ -87,13 +98,13 @@ fn zeroed(size: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn packed(file: File) -> Result<Vec<u8>, OpenError> {
-    let bytes = within(MAX_UNPACKED_BYTES, file);
+fn packed(file: File, max: u64) -> Result<Vec<u8>, OpenError> {
+    let bytes = within(max, file);
     bytes?.map_err(|error| ReadError::from(error).into())
 }
 
-fn unpacked(decoder: impl Read) -> Result<Stored, OpenError> {
-    let bytes = within(MAX_UNPACKED_BYTES, decoder)?;
+fn unpacked(decoder: impl Read, max: u64) -> Result<Stored, OpenError> {
+    let bytes = within(max, decoder)?;
     bytes.map(Stored::Memory).map_err(OpenError::Compressed)
 }
 
@@ -129,6 +140,9 @@ mod tests {
             std::fs::write(&path, bytes).expect("written");
             let stored = Stored::open(&path).expect(name);
             assert_eq!(stored.read(5, 100).expect(name), contents[5..105], "{name}");
+            Stored::open_within(&path, 10_000).expect(name);
+            let error = Stored::open_within(&path, 9_999).expect_err(name);
+            assert!(error.to_string().contains("9999"), "{name}: {error}");
             let behind = stored.read(contents.len() as u64 - 1, 2);
             assert_eq!(
                 behind.expect_err(name).kind(),

@@ -70,9 +70,13 @@ pub enum NotKept {
     #[error("the kernel does not say where it keeps the task that a processor runs")]
     Task,
     /// See [`TaskFields::numbers`].
-    #[error("the place of a task's numbers is unknown, or unconfirmed until the kernel has booted")]
+    #[error(
+        "the place of a task's numbers is unknown, or not confirmed at the first task of the kernel"
+    )]
     TaskNumbers,
     /// See [`TaskFields::user`].
-    #[error("the place of a task's user is unknown, or unconfirmed until the kernel has booted")]
+    #[error(
+        "the place of a task's user is unknown, or not confirmed at the first task of the kernel"
+    )]
     TaskUser,
 }

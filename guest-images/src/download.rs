@@ -1,5 +1,8 @@
 //! Downloads of single files, by apt's programs for HTTP and HTTPS: through the system's proxies, and by the user of apt's sandbox.
 
+// The program of apt dies with its parent, which it can ask for only between fork and exec.
+#![expect(unsafe_code)]
+
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
@@ -149,6 +152,18 @@ pub fn download(
         .stderr(messages.try_clone()?)
         // The helper starts a process for each scheme.
         .process_group(0);
+    let parent = rustix::process::getpid();
+    let prepare = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the call above.
+        match rustix::process::getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    };
+    // SAFETY: after a fork of a process with threads only async-signal-safe functions may be called: `prepare` makes two kinds of system calls,
+    // allocates nothing and takes no lock.
+    unsafe { command.pre_exec(prepare) };
     let child = command.spawn().map_err(DownloadError::NoHelper)?;
     let status = Transfer::new(child, file.clone(), limits).run(caller)?;
     let mut told = Vec::new();
@@ -210,13 +225,14 @@ impl Transfer {
         let began = Instant::now();
         let (mut size, mut grew) = (0, began);
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
+            let ended = self.child.try_wait()?;
             let now = fs::metadata(&self.file).map_or(0, |file| file.len());
             if now != size {
                 (size, grew) = (now, Instant::now());
                 (caller.report)(size);
+            }
+            if let Some(status) = ended {
+                return Ok(status);
             }
             if !(caller.is_wanted)() {
                 return Err(DownloadError::Stopped);

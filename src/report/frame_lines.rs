@@ -1,6 +1,6 @@
 //! The source lines of the frames of stacks, from the debug information of the kernel and of its modules.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use address::Gva;
 use debuginfo::LookupError;
@@ -12,7 +12,7 @@ use super::code_lines::{CodeLines, SymbolPlace};
 use super::module_lines::ModuleLines;
 use crate::source_lines::{LineFiles, ModuleFetch, ModuleId};
 
-/// The wait for files that are being fetched at the guest's end. Less than the limit of an output that stalls after a ctrl-C.
+/// The wait for files that are being fetched at the guest's end, and for opening them. Less than the limit of an output that stalls after a ctrl-C.
 const WAIT_AT_END: Duration = Duration::from_secs(2);
 
 /// Looks frames up by their symbols.
@@ -76,8 +76,9 @@ impl FrameLines {
 
     /// Adds the lines to the stacks at the guest's end. Waits a moment for the files that are being fetched.
     pub(crate) fn summary(&mut self, summary: &mut Summary) {
+        self.modules.end_waits_at(Instant::now() + WAIT_AT_END);
         self.stacks_of(summary);
-        if self.modules.await_fetches(WAIT_AT_END) {
+        if self.modules.await_fetches() {
             self.stacks_of(summary);
         }
         self.notes.extend(self.modules.take_notes());

@@ -1,18 +1,18 @@
 //! The debug information of the modules that stacks go through.
 //!
-//! A file is opened when the first frame of its module comes. If this host does not have the file and `DEBUGINFOD_URLS` names servers, the file
+//! A file is opened when the first frame of its module comes. If this host has no usable file and `DEBUGINFOD_URLS` names servers, the file
 //! is fetched meanwhile, and the later frames have lines.
 
 use std::collections::HashMap;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use debuginfo::DebugInfo;
 use errors::chain;
 
 use super::code_lines::CodeLines;
-use super::module_opener::{FetchState, Fetched, Fetcher, Opener};
-use crate::source_lines::{ModuleFetch, ModuleFileError, ModuleFiles, ModuleId};
+use super::module_opener::{FetchState, Fetched, Fetcher, OpenState, Opener};
+use crate::source_lines::{FetchModuleError, ModuleFetch, ModuleFileError, ModuleFiles, ModuleId};
 
 /// The most modules of a run: a guest may name any number.
 const MAX_MODULES: usize = 256;
@@ -23,9 +23,17 @@ const MAX_BYTES: u64 = 1 << 30;
 #[derive(Debug)]
 enum KnownModule {
     Lines(Box<CodeLines>),
-    /// Without a file, for this reason.
+    /// Without a usable file, for this reason.
     Fetching(ModuleFileError),
     NoLines,
+}
+
+/// The end of a wait for a fetched file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchEnd {
+    Done,
+    /// The file is not open yet.
+    Late,
 }
 
 /// The modules of stacks, with their debug information.
@@ -40,6 +48,8 @@ pub(super) struct ModuleLines {
     has_noted_missing: bool,
     has_noted_fetch: bool,
     has_noted_limit: bool,
+    /// The end of all waits, once the guest has ended.
+    deadline: Option<Instant>,
     notes: Vec<String>,
 }
 
@@ -54,6 +64,7 @@ impl ModuleLines {
             has_noted_missing: false,
             has_noted_fetch: false,
             has_noted_limit: false,
+            deadline: None,
             notes: Vec::new(),
         }
     }
@@ -97,23 +108,30 @@ impl ModuleLines {
         }
     }
 
-    /// Waits for the files that are being fetched, `limit` at the longest. Returns whether one has come.
-    pub(super) fn await_fetches(&mut self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+    /// Waits for nothing after `deadline`: neither for a fetch, nor for a file that another thread opens.
+    pub(super) const fn end_waits_at(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
+    }
+
+    /// Waits for the files that are being fetched, and opens them, until the deadline. Returns whether one has come.
+    pub(super) fn await_fetches(&mut self) -> bool {
+        let deadline = self.deadline.unwrap_or_else(Instant::now);
         let mut has_come = false;
         while self.is_fetching() {
             let Some((module, answer)) = self.fetcher.answer_before(deadline) else {
                 break;
             };
             has_come |= answer.is_ok();
-            self.end_fetch(module, answer);
+            if self.end_fetch(module, answer) == FetchEnd::Late {
+                break;
+            }
         }
         let pending = self.known.values();
         let pending = pending.filter(|known| matches!(known, KnownModule::Fetching(_)));
         let pending = pending.count();
         if pending > 0 {
             self.notes.push(format!(
-                "modules whose debug files had not been fetched when the guest ended: {pending}"
+                "modules whose debug files had not been fetched and opened when the guest ended: {pending}"
             ));
         }
         has_come
@@ -130,43 +148,74 @@ impl ModuleLines {
 
     /// Opens the file of a module that is not known yet, or begins to fetch the file.
     fn find(&mut self, module: &ModuleId) -> KnownModule {
-        let missing = match self.opener.open(module) {
-            Some(Ok(info)) => return self.lines(info),
-            Some(Err(error @ ModuleFileError::Missing { .. })) => error,
-            Some(Err(error)) => return self.without(module, &error),
-            None => return KnownModule::NoLines,
+        let error = match self.opener.open(module, self.deadline) {
+            OpenState::File(info) => return self.lines(*info),
+            OpenState::NoFile(error) => *error,
+            OpenState::Late => {
+                let name = &module.name;
+                self.notes.push(format!(
+                    "frames of the module `{name}` have no source lines: its debug file was not open in time at the guest's end"
+                ));
+                return KnownModule::NoLines;
+            }
+            OpenState::Nowhere => return KnownModule::NoLines,
         };
         match self.fetcher.fetch(module) {
-            FetchState::Off => self.without(module, &missing),
-            FetchState::Done(answer) => self.fetched(module, answer, missing),
+            FetchState::Off => self.without(module, &error),
+            FetchState::Done(Ok(())) => {
+                let opened = self.opener.open(module, self.deadline);
+                self.fetched(module, opened, error)
+            }
+            FetchState::Done(Err(failure)) => self.not_fetched(module, failure, error),
             FetchState::Begun => {
                 self.note_fetch(module);
-                KnownModule::Fetching(missing)
+                KnownModule::Fetching(error)
             }
         }
     }
 
-    fn end_fetch(&mut self, module: ModuleId, answer: Fetched) {
+    /// Opens the file of `module` after its fetch.
+    fn end_fetch(&mut self, module: ModuleId, answer: Fetched) -> FetchEnd {
         // Of another module nothing is fetched.
-        if let Some(KnownModule::Fetching(missing)) = self.known.remove(&module) {
-            let found = self.fetched(&module, answer, missing);
-            self.known.insert(module, found);
-        }
+        let Some(KnownModule::Fetching(local)) = self.known.remove(&module) else {
+            return FetchEnd::Done;
+        };
+        let opened = answer.map(|()| self.opener.open(&module, self.deadline));
+        let found = match opened {
+            Ok(opened) => self.fetched(&module, opened, local),
+            Err(failure) => self.not_fetched(&module, failure, local),
+        };
+        let end = match found {
+            KnownModule::Fetching(_) => FetchEnd::Late,
+            KnownModule::Lines(_) | KnownModule::NoLines => FetchEnd::Done,
+        };
+        self.known.insert(module, found);
+        end
     }
 
-    /// The module after the fetch.
+    /// The module after the fetch. `local` is the reason why this host's own files were of no use.
     fn fetched(
         &mut self,
         module: &ModuleId,
-        answer: Fetched,
-        missing: ModuleFileError,
+        opened: OpenState,
+        local: ModuleFileError,
     ) -> KnownModule {
-        match answer.map(|()| self.opener.open(module)) {
-            Ok(Some(Ok(info))) => self.lines(info),
-            Ok(Some(Err(error))) => self.without(module, &error),
-            Ok(None) => KnownModule::NoLines,
-            Err(error) => self.without(module, &missing.with_fetch(error)),
+        match opened {
+            OpenState::File(info) => self.lines(*info),
+            OpenState::NoFile(error) => self.without(module, &error),
+            OpenState::Late => KnownModule::Fetching(local),
+            OpenState::Nowhere => KnownModule::NoLines,
         }
+    }
+
+    /// The module after a failed fetch.
+    fn not_fetched(
+        &mut self,
+        module: &ModuleId,
+        failure: FetchModuleError,
+        local: ModuleFileError,
+    ) -> KnownModule {
+        self.without(module, &local.and_no_fetch(module, failure))
     }
 
     fn lines(&mut self, info: DebugInfo) -> KnownModule {
@@ -215,11 +264,11 @@ impl ModuleLines {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use debuginfo::synthetic::Program;
 
     use super::*;
-    use crate::source_lines::FetchModuleError;
 
     #[test]
     fn modules_of_a_hostile_guest_have_a_limit_and_notes_are_few() {
@@ -281,7 +330,8 @@ mod tests {
             "{notes:?}"
         );
         go.send(()).expect("the thread waits");
-        assert!(!lines.await_fetches(Duration::from_secs(60)));
+        lines.end_waits_at(Instant::now() + Duration::from_secs(60));
+        assert!(!lines.await_fetches());
         let notes = lines.take_notes();
         assert!(
             matches!(&notes[..], [note] if note.contains("`m0`") && note.contains("64 modules")),
@@ -301,10 +351,11 @@ mod tests {
         lines.open_on_thread().expect("threads");
         assert!(lines.of(&module(0)).is_none());
         lines.take_notes();
-        assert!(!lines.await_fetches(Duration::ZERO));
+        lines.end_waits_at(Instant::now());
+        assert!(!lines.await_fetches());
         let notes = lines.take_notes();
         assert!(
-            matches!(&notes[..], [note] if note.contains("had not been fetched when the guest ended: 1")),
+            matches!(&notes[..], [note] if note.contains("had not been fetched and opened when the guest ended: 1")),
             "{notes:?}"
         );
     }
@@ -322,9 +373,19 @@ mod tests {
         let id = module.build_id.clone();
         let to = folder.path().join(".build-id").join(&id[..2]);
         let file = to.join(format!("{}.debug", &id[2..]));
+        // A damaged file does not prevent the fetch, and remains the reason after a failed fetch.
+        std::fs::create_dir_all(&to).expect("made");
+        std::fs::write(&file, "damaged").expect("written");
+        let mut lines = ModuleLines::new(ModuleFiles::below(folder.path(), "6.1"));
+        lines.fetch_by(ModuleFetch::new(|_| Err(FetchModuleError::Limit)));
+        assert!(lines.of(&module).is_none());
+        let notes = lines.take_notes();
+        assert!(
+            matches!(&notes[..], [note] if note.contains("ELF file") && note.contains("64 modules")),
+            "{notes:?}"
+        );
         let mut lines = ModuleLines::new(ModuleFiles::below(folder.path(), "6.1"));
         lines.fetch_by(ModuleFetch::new(move |_| {
-            std::fs::create_dir_all(&to).expect("made");
             std::fs::copy(program.path(), &file).expect("copied");
             Ok(())
         }));

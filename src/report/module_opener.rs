@@ -1,7 +1,7 @@
 //! Where debug files of modules are opened and fetched: on the thread that looks frames up, or on threads of their own.
 
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
 use debuginfo::DebugInfo;
@@ -37,10 +37,30 @@ impl<T: Send + 'static> Ask<T> {
     }
 }
 
-/// The result of [`Opener::open`].
+/// A file, or the reason why the file cannot be used.
 pub(super) type Opened = Result<DebugInfo, ModuleFileError>;
 /// The result of a fetch.
 pub(super) type Fetched = Result<(), FetchModuleError>;
+
+/// The answer to a request to open a file.
+#[derive(Debug)]
+pub(super) enum OpenState {
+    File(Box<DebugInfo>),
+    NoFile(Box<ModuleFileError>),
+    /// The deadline came first.
+    Late,
+    /// There is no thread to open files.
+    Nowhere,
+}
+
+impl From<Opened> for OpenState {
+    fn from(opened: Opened) -> Self {
+        match opened {
+            Ok(info) => Self::File(Box::new(info)),
+            Err(error) => Self::NoFile(Box::new(error)),
+        }
+    }
+}
 
 /// Where files are opened.
 #[derive(Debug)]
@@ -66,15 +86,36 @@ impl Opener {
         Ok(())
     }
 
-    /// The file of `module`; `None` if there is no thread to open it.
-    pub(super) fn open(&mut self, module: &ModuleId) -> Option<Opened> {
+    /// Opens the file of `module`, before `deadline` if there is one. On the thread that looks frames up, the deadline does not count.
+    pub(super) fn open(&mut self, module: &ModuleId, deadline: Option<Instant>) -> OpenState {
         match self {
-            Self::Here(files) => Some(files.open(module)),
-            Self::There(ask) => {
-                ask.wanted.send(module.clone()).ok()?;
-                Some(ask.answers.recv().ok()?.1)
+            Self::Here(files) => files.open(module).into(),
+            Self::There(ask) => match ask.wanted.send(module.clone()) {
+                Ok(()) => ask.opened(module, deadline),
+                Err(_) => OpenState::Nowhere,
+            },
+            Self::Nowhere => OpenState::Nowhere,
+        }
+    }
+}
+
+impl Ask<Opened> {
+    /// The answer for `module`. Drops the answers to earlier requests, which came after their deadlines.
+    fn opened(&self, module: &ModuleId, deadline: Option<Instant>) -> OpenState {
+        loop {
+            let answer = match deadline {
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    self.answers.recv_timeout(left)
+                }
+                None => self.answers.recv().map_err(RecvTimeoutError::from),
+            };
+            match answer {
+                Ok((of, opened)) if of == *module => return opened.into(),
+                Ok(_) => (),
+                Err(RecvTimeoutError::Timeout) => return OpenState::Late,
+                Err(RecvTimeoutError::Disconnected) => return OpenState::Nowhere,
             }
-            Self::Nowhere => None,
         }
     }
 }
@@ -140,5 +181,41 @@ impl Fetcher {
         };
         let left = deadline.saturating_duration_since(Instant::now());
         ask.answers.recv_timeout(left).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn module(name: &str) -> ModuleId {
+        ModuleId {
+            name: name.to_owned(),
+            build_id: "00ab".to_owned(),
+        }
+    }
+
+    #[test]
+    fn open_ends_at_its_deadline_and_the_late_answer_is_not_taken_for_another_module_s() {
+        let (go, wait) = channel::<()>();
+        let mut files = ModuleFiles::below(Path::new("/nonexistent"), "6.1");
+        let ask = Ask::start("debug-files", move |module| {
+            let _ = wait.recv();
+            files.open(module)
+        });
+        let mut opener = Opener::There(Box::new(ask.expect("a thread")));
+        let late = opener.open(
+            &module("a"),
+            Some(Instant::now() + Duration::from_millis(1)),
+        );
+        assert!(matches!(late, OpenState::Late), "{late:?}");
+        drop(go);
+        let OpenState::NoFile(error) = opener.open(&module("b"), None) else {
+            panic!("no answer")
+        };
+        assert!(error.to_string().contains("`b`"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
 //! The kernel's debug file: given by the user, or found.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -183,10 +184,11 @@ fn search(
         let request = FetchRequest {
             build_id: id,
             limits: KERNEL_LIMITS,
+            left_bytes: &Cell::new(u64::MAX),
             say,
             is_wanted: &|| true,
         };
-        match servers.fetch(request, opened) {
+        match servers.clone().fetch(request, opened) {
             Ok(Some(info)) => return Ok(info),
             Ok(None) => (),
             Err(error) => last = Some(error),

@@ -3,6 +3,7 @@
 //! As for gdb and elfutils, `DEBUGINFOD_URLS` names the servers; without the variable, neither servers nor cache are used. Only a process that
 //! works for no guest yet fetches: later, it may reach neither the network nor new files.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -62,11 +63,45 @@ pub(crate) enum FetchFileError {
     },
 }
 
+impl FetchFileError {
+    /// The part that failed.
+    pub(super) fn fault(&self) -> Fault {
+        let Self::Download { source, .. } = self else {
+            return Fault::Host;
+        };
+        match **source {
+            DownloadError::NotFound | DownloadError::TooLarge { .. } => Fault::File,
+            DownloadError::Scheme
+            | DownloadError::Untrusted { .. }
+            | DownloadError::Failed { .. }
+            | DownloadError::TooLong(_)
+            | DownloadError::Silent(_) => Fault::Server,
+            DownloadError::Apt(_)
+            | DownloadError::NoHelper(_)
+            | DownloadError::Stopped
+            | DownloadError::Io(_) => Fault::Host,
+        }
+    }
+}
+
+/// The part that a failed fetch is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// One file: the server may have others.
+    File,
+    /// The server, or the network to the server.
+    Server,
+    /// This host, or the caller: another server would not help.
+    Host,
+}
+
 /// A debug file that a server may have, and the limits of the download.
 #[derive(Clone, Copy)]
 pub(super) struct FetchRequest<'r> {
     pub(super) build_id: &'r str,
     pub(super) limits: DownloadLimits,
+    /// The bytes that further downloads may have. Each download takes its bytes away, also a failed one.
+    pub(super) left_bytes: &'r Cell<u64>,
     /// Gets the progress.
     pub(super) say: &'r dyn Fn(String),
     /// Whether the caller still wants the file.
@@ -123,7 +158,12 @@ impl Debuginfod {
         }
     }
 
-    /// The servers, for messages.
+    /// Whether all servers have failed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.servers.is_empty()
+    }
+
+    /// The servers that have not failed, for messages.
     pub(super) fn names(&self) -> String {
         self.servers.join(", ")
     }
@@ -148,9 +188,9 @@ impl Debuginfod {
     }
 
     /// Fetches the debug file of `request` from the first server that has it; `None` if none has. `open` checks the file, which comes
-    /// into the cache only if the check succeeds.
+    /// into the cache only if the check succeeds. A server that fails is not asked again.
     pub(super) fn fetch<T, E: From<FetchFileError>>(
-        &self,
+        &mut self,
         request: FetchRequest<'_>,
         open: impl Fn(&Path) -> Result<T, E>,
     ) -> Result<Option<T>, E> {
@@ -164,31 +204,40 @@ impl Debuginfod {
             source,
         };
         make_folder(&folder).map_err(failed)?;
-        let mut last = None;
+        let (mut fetched, mut last, mut failed_servers) = (Ok(None), None, Vec::new());
         for server in &self.servers {
+            if request.left_bytes.get() == 0 {
+                break;
+            }
             match download_from(server, request, &folder) {
                 Ok(downloaded) => match open(downloaded.path()) {
                     Ok(opened) => {
-                        downloaded.keep(&to).map_err(failed)?;
-                        return Ok(Some(opened));
+                        fetched = downloaded.keep(&to).map(|()| Some(opened)).map_err(failed);
+                        break;
                     }
                     Err(error) => last = Some(error),
                 },
                 Err(DownloadError::NotFound) => (),
                 Err(source) => {
-                    let is_stopped = matches!(source, DownloadError::Stopped);
-                    let (build_id, server) = (build_id.to_owned(), server.clone());
                     let error = FetchFileError::Download {
-                        build_id,
-                        server,
+                        build_id: build_id.to_owned(),
+                        server: server.clone(),
                         source: Box::new(source),
                     };
+                    let fault = error.fault();
                     last = Some(error.into());
-                    if is_stopped {
-                        break;
+                    match fault {
+                        Fault::File => (),
+                        Fault::Server => failed_servers.push(server.clone()),
+                        Fault::Host => break,
                     }
                 }
             }
+        }
+        self.servers
+            .retain(|server| !failed_servers.contains(server));
+        if let Some(opened) = fetched? {
+            return Ok(Some(opened));
         }
         // A folder without a file would be of no use.
         let _ = fs::remove_dir(&folder);
@@ -204,7 +253,9 @@ fn download_from(
     let say = request.say;
     say(format!("asking {server} for the debug information"));
     let uri = format!("{server}/buildid/{}/{FILE}", request.build_id);
+    let (left, largest) = (request.left_bytes.get(), Cell::new(0));
     let report = |bytes: u64| {
+        largest.set(bytes.max(largest.get()));
         let mib = bytes / MIB;
         say(format!(
             "fetching the debug information from {server}, {mib} MiB so far"
@@ -214,7 +265,13 @@ fn download_from(
         report: &report,
         is_wanted: request.is_wanted,
     };
-    download(&uri, folder, request.limits, caller)
+    let limits = DownloadLimits {
+        bytes: request.limits.bytes.min(left),
+        ..request.limits
+    };
+    let downloaded = download(&uri, folder, limits, caller);
+    request.left_bytes.set(left.saturating_sub(largest.get()));
+    downloaded
 }
 
 /// Makes a folder of the user's cache, and those above.

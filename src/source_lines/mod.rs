@@ -25,7 +25,7 @@ pub(crate) use debuginfod::{Debuginfod, debug_folders};
 pub(crate) use fetch_process::{FetchProcess, serve as serve_fetches};
 pub(crate) use identity::KernelIdentity;
 pub(crate) use known_builds::KnownBuilds;
-pub(crate) use module_fetch::{FetchModuleError, ModuleFetch};
+pub(crate) use module_fetch::{FetchModuleError, ModuleFetch, ModuleFetcher};
 pub(crate) use module_file_error::ModuleFileError;
 pub(crate) use module_files::ModuleFiles;
 pub(crate) use module_id::ModuleId;

@@ -1,20 +1,19 @@
 //! The fetch of modules' debug files from the servers of debuginfod.
 //!
 //! The guest says which modules it has, and may name any number of builds that do not exist. So a command fetches a limited number of files
-//! and bytes, asks for each build once, and asks no server any more after a server has failed.
+//! and bytes, asks for each build once, and asks a server that has failed no more.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
-use debuginfo::DebugInfo;
+use debuginfo::module_build_id;
 use errors::chain;
-use guest_images::DownloadLimits;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::debuginfod::{Debuginfod, FetchFileError, FetchRequest, MODULE_LIMITS};
+use super::debuginfod::{Debuginfod, Fault, FetchFileError, FetchRequest, MODULE_LIMITS};
 use super::module_id::ModuleId;
 
 /// The most builds for which a command asks.
@@ -39,7 +38,7 @@ pub(crate) enum FetchModuleError {
         /// The error with its causes.
         detail: String,
     },
-    /// A server has failed before.
+    /// All servers have failed before, or this host.
     #[error("no server of DEBUGINFOD_URLS is asked after a failure: {detail}")]
     FailedBefore {
         /// The failure.
@@ -53,6 +52,11 @@ pub(crate) enum FetchModuleError {
         "DEBUGINFOD_URLS has files by build-id, and the module's is known only after the guest has loaded the module"
     )]
     UnknownBuild,
+    /// The process that fetches works on, and nothing waits for it any more.
+    #[error(
+        "it had not been fetched when the wait for fetches ended: a later run finds it in the cache"
+    )]
+    Late,
     /// The process that fetches has ended.
     #[error("the process that fetches debug files has ended: {detail}")]
     NoProcess {
@@ -74,12 +78,13 @@ impl ModuleFetch {
         Self(Box::new(fetch))
     }
 
-    /// Fetches in this process, if the environment names servers. `say` gets the progress.
-    pub(crate) fn here(say: impl Fn(String) + Send + 'static) -> Option<Self> {
-        let mut fetcher = ModuleFetcher::new(Debuginfod::from_env()?);
-        Some(Self::new(move |module| {
-            fetcher.fetch(module, &say, &|| true)
-        }))
+    /// The same way; `say` gets the name of each module first.
+    pub(crate) fn with_progress(mut self, say: impl Fn(String) + Send + 'static) -> Self {
+        Self::new(move |module| {
+            let name = &module.name;
+            say(format!("fetching the debug file of the module `{name}`"));
+            self.fetch(module)
+        })
     }
 
     /// Fetches the debug file of `module`.
@@ -96,12 +101,13 @@ impl fmt::Debug for ModuleFetch {
 
 /// The servers, and what was asked of them.
 #[derive(Debug)]
-pub(super) struct ModuleFetcher {
+pub(crate) struct ModuleFetcher {
     servers: Debuginfod,
     left: u32,
-    left_bytes: u64,
+    left_bytes: Cell<u64>,
     /// The answers, by build-ids.
     known: HashMap<String, Result<(), FetchModuleError>>,
+    /// The failure after which no server is asked.
     failure: Option<String>,
 }
 
@@ -110,7 +116,7 @@ impl ModuleFetcher {
         Self {
             servers,
             left: MAX_MODULES,
-            left_bytes: MAX_BYTES,
+            left_bytes: Cell::new(MAX_BYTES),
             known: HashMap::new(),
             failure: None,
         }
@@ -123,39 +129,39 @@ impl ModuleFetcher {
         say: &dyn Fn(String),
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), FetchModuleError> {
-        if !module.has_build_id() {
-            return Err(self.not_found());
-        }
         if let Some(known) = self.known.get(&module.build_id) {
             return known.clone();
         }
         if let Some(detail) = self.failure.clone() {
             return Err(FetchModuleError::FailedBefore { detail });
         }
-        if self.left == 0 || self.left_bytes == 0 {
+        if !module.has_build_id() {
+            return Err(self.not_found());
+        }
+        if self.left == 0 || self.left_bytes.get() == 0 {
             return Err(FetchModuleError::Limit);
         }
         self.left -= 1;
         let request = FetchRequest {
             build_id: &module.build_id,
-            limits: DownloadLimits {
-                bytes: MODULE_LIMITS.bytes.min(self.left_bytes),
-                ..MODULE_LIMITS
-            },
+            limits: MODULE_LIMITS,
+            left_bytes: &self.left_bytes,
             say,
             is_wanted,
         };
-        let fetched = self.servers.fetch(request, |path| bytes_of(path, module));
+        // Before the download, which takes its own bytes away.
+        let max_bytes = self.left_bytes.get();
+        let fetched = self
+            .servers
+            .fetch(request, |path| check(path, module, max_bytes));
         let fetched = match fetched {
-            Ok(Some(bytes)) => {
-                self.left_bytes = self.left_bytes.saturating_sub(bytes);
-                Ok(())
-            }
+            Ok(Some(())) => Ok(()),
             Ok(None) => Err(self.not_found()),
             Err(FetchError::File(detail)) => Err(FetchModuleError::Failed { detail }),
-            Err(FetchError::Server(error)) => {
+            Err(FetchError::Download(error)) => {
+                let is_last = self.servers.is_empty() || error.fault() == Fault::Host;
                 let detail = chain(error);
-                self.failure = Some(detail.clone());
+                self.failure = is_last.then(|| detail.clone());
                 Err(FetchModuleError::Failed { detail })
             }
         };
@@ -172,31 +178,30 @@ impl ModuleFetcher {
 
 /// Why a fetch failed.
 enum FetchError {
-    /// The server, the network or the cache.
-    Server(FetchFileError),
+    /// The download or the cache.
+    Download(FetchFileError),
     /// The contents of the file.
     File(String),
 }
 
 impl From<FetchFileError> for FetchError {
     fn from(error: FetchFileError) -> Self {
-        Self::Server(error)
+        Self::Download(error)
     }
 }
 
-/// The size of the fetched file, which must belong to `module`.
-fn bytes_of(path: &Path, module: &ModuleId) -> Result<u64, FetchError> {
+/// Checks that the fetched file belongs to `module`. Only the file's notes are read: the process that fetches is not
+/// confined. The file may have `max_bytes`, and decompressed, too.
+fn check(path: &Path, module: &ModuleId, max_bytes: u64) -> Result<(), FetchError> {
     let wrong = |why: String| {
         let ModuleId { name, build_id } = module;
         FetchError::File(format!(
             "the fetched debug file of the module `{name}` with the build-id {build_id} cannot be used: {why}"
         ))
     };
-    let info = DebugInfo::open_module(path, &[]).map_err(|error| wrong(chain(&error)))?;
-    match info.build_id().map(ToString::to_string) {
-        Some(theirs) if theirs == module.build_id => {
-            Ok(fs::metadata(path).map_or(0, |it| it.len()))
-        }
+    let build_id = module_build_id(path, max_bytes).map_err(|error| wrong(chain(&error)))?;
+    match build_id.map(|it| it.to_string()) {
+        Some(theirs) if theirs == module.build_id => Ok(()),
         theirs => Err(wrong(format!(
             "its own build-id is {}",
             theirs.as_deref().unwrap_or("missing")
@@ -206,6 +211,9 @@ fn bytes_of(path: &Path, module: &ModuleId) -> Result<u64, FetchError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use debuginfo::DebugInfo;
     use debuginfo::synthetic::Program;
 
     use super::*;
@@ -241,7 +249,7 @@ mod tests {
         }
         assert!(servers.cached(&module.build_id).is_some());
         assert_eq!(server.requests().len(), 1);
-        assert_eq!(fetcher.left_bytes, MAX_BYTES - contents.len() as u64);
+        assert_eq!(fetcher.left_bytes.get(), MAX_BYTES - contents.len() as u64);
     }
 
     #[test]
@@ -260,6 +268,57 @@ mod tests {
             "{text}"
         );
         assert_eq!(fs::read_dir(cache.path()).expect("the cache").count(), 0);
+        // A file that is not kept counts, too.
+        assert_eq!(fetcher.left_bytes.get(), MAX_BYTES - contents.len() as u64);
+    }
+
+    #[test]
+    fn wrong_builds_of_several_servers_share_the_limit_of_bytes() {
+        let servers =
+            [(); 3].map(|()| Server::with_file("/buildid/00000007/debuginfo", &[7; 1000]));
+        let cache = tempfile::tempdir().expect("tempdir");
+        let addresses = servers.each_ref().map(|server| server.address.as_str());
+        let mut fetcher = ModuleFetcher::new(Debuginfod::at(&addresses, cache.path()));
+        fetcher.left_bytes = Cell::new(1500);
+        let error = fetch(&mut fetcher, &module(7)).expect_err("not an ELF file");
+        assert!(error.to_string().contains("500 bytes"), "{error}");
+        assert_eq!(fetcher.left_bytes.get(), 0);
+        assert!(servers[2].requests().is_empty());
+        assert_eq!(
+            fetch(&mut fetcher, &module(8)),
+            Err(FetchModuleError::Limit)
+        );
+    }
+
+    #[test]
+    fn file_above_the_limit_of_bytes_does_not_end_the_server() {
+        let server = Server::with_file("/buildid/00000007/debuginfo", &[7; 1000]);
+        let cache = tempfile::tempdir().expect("tempdir");
+        let mut fetcher = ModuleFetcher::new(Debuginfod::at(&[&server.address], cache.path()));
+        fetcher.left_bytes = Cell::new(100);
+        let error = fetch(&mut fetcher, &module(7)).expect_err("too large");
+        assert!(error.to_string().contains("more than 100 bytes"), "{error}");
+        fetcher.left_bytes = Cell::new(100);
+        let error = fetch(&mut fetcher, &module(8)).expect_err("no file");
+        assert!(
+            matches!(error, FetchModuleError::NotFound { .. }),
+            "{error}"
+        );
+        assert_eq!(server.requests().len(), 2);
+    }
+
+    #[test]
+    fn failed_server_is_not_asked_again_and_a_later_server_is() {
+        let server = Server::with_file("/none", b"");
+        let cache = tempfile::tempdir().expect("tempdir");
+        let servers = ["http://127.0.0.1:1", &server.address];
+        let mut fetcher = ModuleFetcher::new(Debuginfod::at(&servers, cache.path()));
+        let first = fetch(&mut fetcher, &module(1)).expect_err("no file");
+        assert!(matches!(first, FetchModuleError::Failed { .. }), "{first}");
+        let second = fetch(&mut fetcher, &module(2)).expect_err("no file");
+        let servers = server.address.clone();
+        assert_eq!(second, FetchModuleError::NotFound { servers });
+        assert_eq!(server.requests().len(), 2);
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl ModuleFileError {
     }
 
     /// The same error, with the reason why no server has given the file.
-    pub(crate) fn with_fetch(mut self, error: FetchModuleError) -> Self {
+    pub(super) fn with_fetch(mut self, error: FetchModuleError) -> Self {
         if let Self::Missing { fetch, .. }
         | Self::MissingName { fetch, .. }
         | Self::Unusable { fetch, .. } = &mut self
@@ -115,6 +115,22 @@ impl ModuleFileError {
             *fetch = Some(Box::new(error));
         }
         self
+    }
+
+    /// The reason why frames of `module` have no lines: this error, and the failure of the servers.
+    pub(crate) fn and_no_fetch(self, module: &ModuleId, error: FetchModuleError) -> Self {
+        match self {
+            Self::Missing { .. } | Self::MissingName { .. } | Self::Unusable { .. } => {
+                self.with_fetch(error)
+            }
+            Self::Open { .. } | Self::OtherBuild { .. } | Self::NoBuildId { .. } => {
+                Self::Unusable {
+                    module: module.name.clone(),
+                    fetch: Some(Box::new(error)),
+                    source: Box::new(self),
+                }
+            }
+        }
     }
 
     /// What the user can do about a module of a probe.

@@ -79,6 +79,16 @@ impl ModuleFiles {
         Self { builds, ..self }
     }
 
+    /// The same files, with the fetcher of other files, if any: the limits and the answers of servers are shared.
+    pub(crate) fn with_fetcher(self, fetcher: Option<ModuleFetcher>) -> Self {
+        Self { fetcher, ..self }
+    }
+
+    /// The fetcher for other files, if a file was fetched.
+    pub(crate) fn into_fetcher(self) -> Option<ModuleFetcher> {
+        self.fetcher
+    }
+
     /// The files of a kernel with this release below `root`.
     #[cfg(test)]
     pub(crate) fn below(root: &Path, release: &str) -> Self {

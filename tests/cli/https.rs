@@ -256,10 +256,15 @@ fn certificate_of_an_authority_that_is_not_trusted_is_refused_with_the_reason() 
 
 #[test]
 fn redirect_to_another_scheme_or_without_end_is_refused() {
-    for target in ["http://localhost:1/file", "file:///etc/passwd", PATH] {
+    // A client that follows the redirect connects, whether or not the other server answers.
+    let plain = TcpListener::bind("127.0.0.1:0").expect("a port");
+    plain.set_nonblocking(true).expect("the own socket");
+    let plain_file = format!("http://{}/file", plain.local_addr().expect("an address"));
+    for target in [plain_file.as_str(), "file:///etc/passwd", PATH] {
         let fixture = Fixture::new(OF_KERNEL);
         let server = Server::start(vec![(PATH, Answer::Redirect(target.to_owned()))]);
-        let checked = fixture.check(&server.address, &fixture.trust(&server));
+        let settings = format!("{}Acquire::http::Timeout \"1\";\n", fixture.trust(&server));
+        let checked = fixture.check(&server.address, &settings);
         assert_eq!(checked.code, Some(2), "{target}: {checked:?}");
         assert!(
             checked.text.contains(&server.address),
@@ -267,6 +272,8 @@ fn redirect_to_another_scheme_or_without_end_is_refused() {
         );
         assert!(!fixture.is_cached(), "{target}");
     }
+    let none = plain.accept().expect_err("no connection without TLS");
+    assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
 }
 
 #[test]

@@ -306,7 +306,8 @@ fn check(image: &str, sample: Sample) {
                 continue;
             };
             let passed: Vec<&Hit> = hits.by_ref().take(before + 1).collect();
-            if has_begun {
+            // A tick may interrupt the guest's tracer, which records no other function meanwhile.
+            if has_begun && key.1 != IN_INTERRUPT {
                 skipped.extend(&passed[..before.saturating_sub(left_out)]);
             }
             (has_begun, left_out) = (true, 0);
@@ -329,12 +330,8 @@ fn check(image: &str, sample: Sample) {
         unequal.len(),
         unequal.first()
     );
-    // The guest's buffer has not all hits in each run: in 6.12, 2 of 350 were missing in a run, and none in another.
-    assert!(
-        100 * skipped.len() <= stacks,
-        "{skipped:?}\n{}",
-        ran.report()
-    );
+    let skipped: Vec<_> = skipped.iter().map(|hit| (&hit.probe, hit.ts_ns)).collect();
+    assert!(skipped.is_empty(), "{skipped:?}\n{}", ran.report());
     assert!(equal.len() >= sample.least, "{equal:?}\n{}", ran.report());
     assert!(in_interrupts > 0, "{}", ran.report());
 }

@@ -11,32 +11,32 @@ use crate::tracepoints::number;
 const USER: i64 = 1234;
 const CALLS_OF_ROOT: i64 = 3;
 const CALLS_OF_USER: i64 = 5;
-/// The system call `sync`, which nothing but the script makes.
+/// The work of the system call `sync`, which only the script makes.
 const PROBES: &str = "[[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 filter = 'uid == 0'
 action = 'count'
 [[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 filter = 'uid == 1234'
 action = 'count'
 [[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 filter = 'uid != 0 && uid != 1234'
 action = 'count'
 [[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 aggregate = 'sum(uid)'
 [[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 filter = 'uid == 1234'
 aggregate = 'max(pid)'
 [[probe]]
-at = 'kprobe:__x64_sys_sync'
+at = 'kprobe:ksys_sync'
 filter = 'uid == 1234'
 aggregate = 'min(tid)'
 [[probe]]
-at = 'kretprobe:__x64_sys_sync'
+at = 'kretprobe:ksys_sync'
 aggregate = 'sum(uid)'
 ";
 const SCRIPT: &str = r#"#!/bin/busybox sh

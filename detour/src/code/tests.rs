@@ -39,7 +39,9 @@ const FIELDS: TaskFields = TaskFields {
     }),
 };
 const CRED: u64 = 0x70100;
-const UID: u32 = 1234;
+const UID: u32 = 0xffff_fffe;
+/// The group, behind the user.
+const GID: u32 = 4321;
 const TASK_FLAGS: u32 = 0x0040_0100;
 const TID: u32 = 312;
 const PID: u32 = 300;
@@ -72,6 +74,7 @@ impl Machine {
         memory.put(CURRENT_TASK + 4, &TASK_FLAGS.to_le_bytes());
         memory.put(CURRENT_TASK + 0x30, &CRED.to_le_bytes());
         memory.put(CRED + 8, &UID.to_le_bytes());
+        memory.put(CRED + 12, &GID.to_le_bytes());
         Self {
             memory: Arc::new(memory),
             vcpu: FakeVcpu::at(DETOUR, ROOT),
@@ -410,7 +413,7 @@ proptest! {
             machine.run(&[TEXT.wrapping_add(5)]);
             let after = vmm::kvm_regs { rip: TEXT.0 + 5, ..regs };
             prop_assert_eq!(machine.vcpu.regs, after);
-            expected += u64::from(filter.holds(&mut |operand| value(&regs, operand)));
+            expected += u64::from(filter.holds(&mut |operand| value(&regs, operand)) == Some(true));
         }
         prop_assert_eq!(machine.word(0), expected);
     }
@@ -422,7 +425,7 @@ proptest! {
         let mut machine = Machine::with(&code);
         machine.vcpu.regs = regs;
         let at = machine.run(&[exit.at, exit.on]);
-        let holds = filter.holds(&mut |operand| value(&regs, operand));
+        let holds = filter.holds(&mut |operand| value(&regs, operand)) == Some(true);
         prop_assert_eq!(at, if holds { exit.at } else { exit.on });
         prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
     }
@@ -449,7 +452,7 @@ proptest! {
         let behind = TEXT.wrapping_add(5);
         let (mut from, mut expected) = (DETOUR, Vec::new());
         for (number, (work, exit)) in works.iter().zip(&code.exits).enumerate() {
-            let holds = work.filter.is_none_or(|filter| filter.holds(&mut |operand| value(&regs, operand)));
+            let holds = work.filter.is_none_or(|filter| filter.holds(&mut |operand| value(&regs, operand)) == Some(true));
             prop_assert_eq!(exit.is_some(), work.does == Does::Exit);
             if let Some(exit) = exit && holds {
                 prop_assert_eq!(machine.executed_from(from, &[exit.at, behind]).0, exit.at);

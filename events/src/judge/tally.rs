@@ -7,12 +7,13 @@ use manifest::{ProbeKind, ProbeSpec};
 use crate::{AwaitsModule, NotLoaded, ProbeState, ProbeSummary, Summary};
 
 /// Reasons for unseen executions, writes or returns. The other reasons are about calls that have not returned.
-const UNSEEN: [&str; 5] = [
+const UNSEEN: [&str; 6] = [
     "unwatched",
     "maxactive",
     "return-site",
     "disarmed",
     "unprotected",
+    "unknown-task",
 ];
 
 /// The counts of all probes matched by one specification.

@@ -152,7 +152,7 @@ fn a_pattern_s_matches_are_added_up_once_each() {
 #[test]
 fn counts_that_a_guest_has_overwritten_are_added_up_and_judged() {
     let mut unseen = probe("kprobe:vfs_write", 1);
-    for reason in ["unwatched", "maxactive", "unprotected"] {
+    for reason in ["unwatched", "maxactive", "unprotected", "unknown-task"] {
         unseen.missed.insert(reason.to_owned(), u64::MAX);
     }
     let probes = [probe("kprobe:vfs_read", u64::MAX), unseen];

@@ -126,6 +126,9 @@ impl Walks {
         gva: Gva,
         buf: &mut [u8],
     ) -> Result<(), VirtReadError> {
+        if buf.is_empty() {
+            return Ok(());
+        }
         let Location { gpa, left } = self.locate(memory, gva)?;
         if buf.len() as u64 > left {
             return read_virt(memory, &self.state, gva, buf);

@@ -98,10 +98,10 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Whether the condition holds.
-    pub fn holds(&self, values: &mut impl Values) -> bool {
-        let value = values.value(self.operand) & self.mask.unwrap_or(u64::MAX);
-        self.comparison.holds(value, self.value)
+    /// Whether the condition holds; `None` if the operand's value is unknown.
+    pub fn holds(&self, values: &mut impl Values) -> Option<bool> {
+        let value = values.value(self.operand)? & self.mask.unwrap_or(u64::MAX);
+        Some(self.comparison.holds(value, self.value))
     }
 }
 
@@ -181,9 +181,17 @@ impl Filter {
         &self.0
     }
 
-    /// Whether all conditions hold. The evaluation ends at the first condition that fails.
-    pub fn holds(&self, values: &mut impl Values) -> bool {
-        self.0.iter().all(|condition| condition.holds(values))
+    /// Whether all conditions hold; `None` if a value is unknown and no condition fails. The evaluation ends at the first condition that fails.
+    pub fn holds(&self, values: &mut impl Values) -> Option<bool> {
+        let mut all = Some(true);
+        for condition in &self.0 {
+            match condition.holds(values) {
+                Some(true) => (),
+                Some(false) => return Some(false),
+                None => all = None,
+            }
+        }
+        all
     }
 }
 

@@ -93,8 +93,6 @@ pub enum TaskNumber {
 impl TaskNumber {
     /// All numbers.
     pub const ALL: [Self; 3] = [Self::User, Self::Process, Self::Thread];
-    /// The value in place of a number that cannot be read; no task has it, since numbers have 32 bits.
-    pub const UNKNOWN: u64 = u64::MAX;
 
     /// The name in programs.
     #[must_use]
@@ -116,7 +114,7 @@ pub enum Operand {
     Argument(Argument),
     /// The address of the `struct task_struct` of the task that the processor runs; 0 if unknown.
     CurrentTask,
-    /// A number of the task that the processor runs; [`TaskNumber::UNKNOWN`] if it cannot be read.
+    /// A number of the task that the processor runs; unknown if it cannot be read.
     Task(TaskNumber),
     /// The processor's number in the guest.
     Cpu,
@@ -170,12 +168,12 @@ impl Serialize for Operand {
 
 /// The values of operands at a hit. A program asks for a value only when needed.
 pub trait Values {
-    /// The value of `operand`.
-    fn value(&mut self, operand: Operand) -> u64;
+    /// The value of `operand`; `None` if it is unknown.
+    fn value(&mut self, operand: Operand) -> Option<u64>;
 }
 
 impl<F: FnMut(Operand) -> u64> Values for F {
-    fn value(&mut self, operand: Operand) -> u64 {
-        self(operand)
+    fn value(&mut self, operand: Operand) -> Option<u64> {
+        Some(self(operand))
     }
 }

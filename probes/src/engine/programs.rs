@@ -13,10 +13,10 @@ use crate::applied::Aggregated;
 use crate::engine::engine_action::EngineAction;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::running::Running;
-use crate::engine::tasks::Tasks;
+use crate::engine::tasks::{Position, Tasks};
 use crate::handler::HitContext;
 use crate::kernel::Kernel;
-use crate::registry::Probe;
+use crate::registry::{Missed, Probe, Purpose};
 
 /// Evaluates filters and aggregates.
 #[derive(Debug)]
@@ -62,30 +62,31 @@ pub(crate) fn check_operands(
 /// guest's page tables.
 struct Seen<'h, 'e, 'v> {
     programs: &'h Programs,
+    position: Position,
     hit: &'h mut HitContext<'v>,
     arguments: &'h mut HitArguments<'e>,
 }
 
 impl Values for Seen<'_, '_, '_> {
-    fn value(&mut self, operand: Operand) -> u64 {
+    fn value(&mut self, operand: Operand) -> Option<u64> {
         if let Operand::Argument(argument) = operand
             && let Some(arguments) = self.arguments.at(self.hit).outside_registers()
         {
             let number = usize::from(argument.number());
-            return arguments.get(number).copied().unwrap_or(0);
+            return Some(arguments.get(number).copied().unwrap_or(0));
         }
         if let Some(register) = operand.register() {
-            return register_value(&self.hit.regs, register);
+            return Some(register_value(&self.hit.regs, register));
         }
         let processors = self.programs.running.kernel.processors();
         match operand {
-            Operand::Cpu => match self.read::<4>(processors.number) {
+            Operand::Cpu => Some(match self.read::<4>(processors.number) {
                 Some(number) => u32::from_le_bytes(number).into(),
                 None => self.hit.vcpu() as u64,
-            },
-            Operand::Task(number) => self.task(number).map_or(TaskNumber::UNKNOWN, u64::from),
+            }),
+            Operand::Task(number) => self.task(number).map(u64::from),
             Operand::CurrentTask | Operand::Register(_) | Operand::Argument(_) => {
-                self.read(processors.task).map_or(0, u64::from_le_bytes)
+                Some(self.read(processors.task).map_or(0, u64::from_le_bytes))
             }
         }
     }
@@ -107,10 +108,8 @@ impl Seen<'_, '_, '_> {
 
     /// A number of the task that the processor runs; `None` if it cannot be read.
     fn task(&mut self, number: TaskNumber) -> Option<u32> {
-        let ip = Gva(self.hit.regs.rip);
-        self.programs
-            .tasks
-            .number(self.hit.state().ok()?, ip, number)
+        let tasks = &self.programs.tasks;
+        tasks.number(self.hit.state().ok()?, self.position, number)
     }
 }
 
@@ -126,30 +125,45 @@ impl Programs {
             return true;
         };
         let vcpu = hit.vcpu();
-        let accepts = filtered.filter.holds(&mut Seen {
+        let holds = filtered.filter.holds(&mut Seen {
             programs: self,
+            position: Position::At(Gva(hit.regs.rip)),
             hit,
             arguments,
         });
+        let accepts = holds == Some(true);
         filtered.decided(vcpu, accepts);
         if !accepts {
             probe.counters.count_exit();
         }
+        if holds.is_none() {
+            if matches!(probe.purpose, Purpose::Return(_)) {
+                // The missed calls of a return probe are hits.
+                probe.counters.count_hit();
+            }
+            probe.counters.miss(Missed::UnknownTask);
+        }
         accepts
     }
 
-    /// Adds a value of the vCPU at `hit`.
+    /// Adds a value of the vCPU at `hit`. Returns whether the value is known.
     pub(crate) fn add_value(
         &self,
         hit: &mut HitContext<'_>,
+        position: Position,
         arguments: &mut HitArguments<'_>,
         aggregated: &Aggregated,
-    ) {
+    ) -> bool {
         let mut seen = Seen {
             programs: self,
+            position,
             hit,
             arguments,
         };
-        aggregated.add(seen.value(aggregated.aggregate.of()));
+        let value = seen.value(aggregated.aggregate.of());
+        if let Some(value) = value {
+            aggregated.add(value);
+        }
+        value.is_some()
     }
 }

@@ -20,7 +20,7 @@ use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
 use crate::engine::stacks::{Stack, Stacks};
-use crate::engine::tasks::{Tasks, recorded};
+use crate::engine::tasks::{Position, Tasks, recorded};
 use crate::engine::typed::{params, recorded_params, unread_params};
 use crate::handler::HitContext;
 use crate::hit_state::HitState;
@@ -299,7 +299,10 @@ impl Records {
         symbol: Arc<str>,
     ) -> Result<(), GuestError> {
         let meaning = Meaning {
-            task: self.tasks.at(hit.state()?, ip).and_then(|found| found.task),
+            task: self
+                .tasks
+                .at(hit.state()?, Position::At(ip))
+                .and_then(|found| found.task),
             in_program: Some(symbol),
             ..Meaning::default()
         };
@@ -344,7 +347,7 @@ impl Records {
                 probe.reads_memory(),
             ),
         };
-        let (task, stack) = self.task_and_stack(state, ip, &own, probe.has_stack);
+        let (task, stack) = self.task_and_stack(state, Position::At(ip), &own, probe.has_stack);
         Ok(Meaning {
             task,
             params: signature.as_ref().map(params),
@@ -355,15 +358,15 @@ impl Records {
         })
     }
 
-    /// The task at a hit of the instruction `ip`, and with `has_stack` the stack from `regs` on.
+    /// The task at a hit, and with `has_stack` the stack from `regs` on.
     fn task_and_stack(
         &self,
         hit: &HitState,
-        ip: Gva,
+        position: Position,
         regs: &vmm::kvm_regs,
         has_stack: bool,
     ) -> (Option<Task>, Option<Stack>) {
-        let found = self.tasks.at(hit, ip);
+        let found = self.tasks.at(hit, position);
         let stack = has_stack.then(|| {
             let task = found.as_ref().map(|found| found.at);
             self.stacks.of(&hit.registers.paging, regs, task)
@@ -385,7 +388,8 @@ impl Records {
         let (mut task, mut stack) = (None, None);
         if has_stack || self.running.kernel.tasks().is_some() {
             let regs = hit.regs;
-            (task, stack) = self.task_and_stack(hit.state()?, call.returns_to, &regs, has_stack);
+            (task, stack) =
+                self.task_and_stack(hit.state()?, Position::BehindReturn, &regs, has_stack);
         }
         // Earlier records are reported first.
         self.take_out_records();

@@ -36,47 +36,62 @@ pub(crate) struct Tasks {
 impl Tasks {
     /// The numbers and the name of the task at a hit of the instruction `ip`.
     pub(crate) fn named(&self, hit: &HitState, ip: Gva) -> Option<Task> {
-        self.read_current(hit, ip, |reader, task| reader.named(task).map(event_task))
+        self.read_current(hit, Position::At(ip), |reader, task| {
+            reader.named(task).map(event_task)
+        })
     }
 
-    /// The task at a hit of the instruction `ip`.
-    pub(crate) fn at(&self, hit: &HitState, ip: Gva) -> Option<TaskAtHit> {
-        self.read_current(hit, ip, |reader, at| {
+    /// The task at a hit.
+    pub(crate) fn at(&self, hit: &HitState, position: Position) -> Option<TaskAtHit> {
+        self.read_current(hit, position, |reader, at| {
             let task = reader.detailed(at, &self.paths).map(event_task);
             Some(TaskAtHit { at, task })
         })
     }
 
-    /// A number of the task at a hit of the instruction `ip`.
-    pub(crate) fn number(&self, hit: &HitState, ip: Gva, number: TaskNumber) -> Option<u32> {
-        self.read_current(hit, ip, |reader, task| match number {
+    /// A number of the task at a hit.
+    pub(crate) fn number(
+        &self,
+        hit: &HitState,
+        position: Position,
+        number: TaskNumber,
+    ) -> Option<u32> {
+        // As in detours: behind the boot, only a confirmed place counts.
+        if number == TaskNumber::User && self.running.boot_patched.get() && !self.user_found.get() {
+            return None;
+        }
+        self.read_current(hit, position, |reader, task| match number {
             TaskNumber::User => reader.user(task),
             TaskNumber::Process => Some(reader.numbers(task)?.process),
             TaskNumber::Thread => Some(reader.numbers(task)?.thread),
         })
     }
 
-    /// Finds the `task_struct` of the task at a hit of the instruction `ip`, and reads it with `read`.
+    /// Finds the `task_struct` of the task at a hit, and reads it with `read`.
     fn read_current<T>(
         &self,
         hit: &HitState,
-        ip: Gva,
+        position: Position,
         read: impl FnOnce(&TaskReader<'_, dyn GuestMemory>, Gva) -> Option<T>,
     ) -> Option<T> {
         let layout = self.running.kernel.tasks()?;
-        let gs = self.kernel_gs(&hit.registers, ip)?;
+        let gs = self.kernel_gs(&hit.registers, position)?;
         let reader = self.reader(layout, &hit.walks);
         read(&reader, self.current(layout, &reader, gs)?)
     }
 
     /// The processor's per-CPU area; `None` where `gs` may hold another address.
-    fn kernel_gs(&self, state: &SystemState, ip: Gva) -> Option<u64> {
+    fn kernel_gs(&self, state: &SystemState, position: Position) -> Option<u64> {
         let located = self.running.located.get();
-        let linked = located.map_or(ip, |located| located.linked(ip));
-        // In entry code, `gs` may still be the program's, which can forge a task.
-        if self.running.kernel.is_entry(linked)
-            || (self.running.boot_patched.get() && !self.found.get())
-        {
+        let may_be_program = match position {
+            // In entry code, `gs` may still be the program's, which can forge a task.
+            Position::At(ip) => {
+                let linked = located.map_or(ip, |located| located.linked(ip));
+                self.running.kernel.is_entry(linked)
+            }
+            Position::BehindReturn => false,
+        };
+        if may_be_program || (self.running.boot_patched.get() && !self.found.get()) {
             return None;
         }
         Some(state.system.segments.gs.base)
@@ -144,6 +159,15 @@ impl Tasks {
             user: user_fields(layout).filter(|_| self.user_found.get()),
         })
     }
+}
+
+/// The instruction of a vCPU at a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// The probed instruction.
+    At(Gva),
+    /// The instruction behind a call of a followed function, which has run with the kernel's `gs`. In entry code, too.
+    BehindReturn,
 }
 
 /// The task of a vCPU at a hit.

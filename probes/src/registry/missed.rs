@@ -20,10 +20,12 @@ pub(crate) enum Missed {
     /// Watched bytes may have changed unseen: the hardware executed any number of instructions while the guest could write to the page,
     /// or the write was merged with plants.
     Unprotected,
+    /// The filter or the aggregate needs a number of the task, which is unknown at the instruction.
+    UnknownTask,
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 8] = [
+    pub(super) const ALL: [(Self, &'static str); 9] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
@@ -32,5 +34,6 @@ impl Missed {
         (Self::Unwatched, "unwatched"),
         (Self::RingFull, "ring-full"),
         (Self::Unprotected, "unprotected"),
+        (Self::UnknownTask, "unknown-task"),
     ];
 }

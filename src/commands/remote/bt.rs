@@ -23,7 +23,7 @@ pub(crate) fn bt(args: &BtArgs) -> Result<Exit, RemoteError> {
     let mut kernel = Viewed::open(&args.view.kernel)?;
     let progress = Progress::on_stderr();
     let show = progress.clone();
-    let fetch = ModuleFetch::here(move |text| show.say(text));
+    let fetch = |fetch: ModuleFetch| fetch.with_progress(move |text| show.say(text));
     let mut lines = frame_lines(&args.debug_info, fetch, || kernel.identity())?;
     let mut stacks = kernel.stacks(of)?;
     if let Some(lines) = &mut lines {

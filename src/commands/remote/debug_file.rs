@@ -7,7 +7,7 @@ use control::Client;
 use super::error::RemoteError;
 use crate::report::{FrameLines, printable};
 use crate::source_lines::{
-    self, KernelIdentity, LineFiles, MayFetch, ModuleFetch, ModuleFiles, NamedFiles,
+    self, FetchProcess, KernelIdentity, LineFiles, MayFetch, ModuleFetch, ModuleFiles, NamedFiles,
     SourceLinesError,
 };
 use crate::stderr::say;
@@ -26,10 +26,10 @@ pub(super) fn identity(
 }
 
 /// The lines of frames by the debug files `given`, if any. `identity` is called for the kernel only with a file. Missing files of modules are
-/// fetched by `fetch`.
+/// fetched as `fetch` makes of another process, which also ends a download when ctrl-C ends this one.
 pub(super) fn frame_lines(
     given: &[PathBuf],
-    fetch: Option<ModuleFetch>,
+    fetch: impl FnOnce(ModuleFetch) -> ModuleFetch,
     identity: impl FnOnce() -> Result<KernelIdentity<'static>, RemoteError>,
 ) -> Result<Option<FrameLines>, RemoteError> {
     if given.is_empty() {
@@ -51,7 +51,8 @@ pub(super) fn frame_lines(
         modules,
     };
     let mut lines = FrameLines::new(files, symbols);
-    lines.fetch_by(fetch);
+    let process = FetchProcess::start(&|text| say(format_args!("hyprobe: {}", printable(&text))));
+    lines.fetch_by(process.map(|process| fetch(process.fetch())));
     Ok(Some(lines))
 }
 

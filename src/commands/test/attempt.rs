@@ -23,10 +23,12 @@ use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
 use crate::run::place::Place;
-use crate::source_lines::FetchProcess;
 use crate::source_lines::{MayFetch, replace};
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
+
+/// The wait of a case for the debug files of modules that are being fetched, after the guest's end.
+const WAIT_FOR_FETCHES: Duration = Duration::from_secs(10);
 
 /// The result of a boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,7 +177,10 @@ fn boot(
     let files = replaced.files;
     let mut lines = files.map(|files| FrameLines::new(files, kernel.symbols().clone()));
     if let Some(lines) = &mut lines {
-        lines.fetch_by(case.fetches.as_ref().map(FetchProcess::fetch));
+        let stop = stop.clone();
+        let is_wanted = move || stop.asked() != Some(StopReason::Signal);
+        let fetches = case.fetches.as_ref();
+        lines.fetch_by(fetches.map(|process| process.fetch_within(WAIT_FOR_FETCHES, is_wanted)));
     }
     guest.check(&config)?;
     let judged = Judged::new(expectations, stop.clone());

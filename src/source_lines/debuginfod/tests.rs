@@ -46,10 +46,11 @@ impl Server {
     }
 }
 
-fn request(build_id: &str) -> FetchRequest<'_> {
+fn request<'r>(build_id: &'r str, left_bytes: &'r Cell<u64>) -> FetchRequest<'r> {
     FetchRequest {
         build_id,
         limits: MODULE_LIMITS,
+        left_bytes,
         say: &|_| {},
         is_wanted: &|| true,
     }
@@ -100,15 +101,17 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let cache = tempfile::tempdir().expect("tempdir");
     let empty = Server::with_file("/none", b"");
     let server = Server::with_file("/buildid/00ab/debuginfo", b"debug information");
-    let debuginfod = Debuginfod::at(&[&empty.address, &server.address], cache.path());
+    let left = Cell::new(1 << 20);
+    let mut debuginfod = Debuginfod::at(&[&empty.address, &server.address], cache.path());
     let kept = cache.path().join("00ab/debuginfo");
     // The check fails: nothing is kept, not even the folder.
-    let refused: Result<Option<()>, FetchFileError> = debuginfod.fetch(request("00ab"), |_| {
-        Err(FetchFileError::Cache {
-            folder: PathBuf::new(),
-            source: io::ErrorKind::InvalidData.into(),
-        })
-    });
+    let refused: Result<Option<()>, FetchFileError> =
+        debuginfod.fetch(request("00ab", &left), |_| {
+            Err(FetchFileError::Cache {
+                folder: PathBuf::new(),
+                source: io::ErrorKind::InvalidData.into(),
+            })
+        });
     assert!(refused.is_err() && !kept.parent().expect("a folder").exists());
     let said = RefCell::new(Vec::new());
     let read = |path: &Path| {
@@ -120,7 +123,7 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let say = |text| said.borrow_mut().push(text);
     let loud = FetchRequest {
         say: &say,
-        ..request("00ab")
+        ..request("00ab", &left)
     };
     let fetched = debuginfod.fetch(loud, read);
     assert_eq!(
@@ -132,12 +135,14 @@ fn file_of_the_first_server_that_has_it_comes_into_the_cache_after_its_check() {
     let told = format!("asking {} for the debug information", server.address);
     assert!(said.borrow().contains(&told), "{said:?}");
     // No server has the file.
-    let missing = debuginfod.fetch(request("ffff"), read);
+    let missing = debuginfod.fetch(request("ffff", &left), read);
     assert_eq!(missing.expect("no error"), None);
     assert!(!cache.path().join("ffff").exists());
     // The error has the build-id and the server.
-    let closed = Debuginfod::at(&["http://127.0.0.1:1"], cache.path());
-    let error = closed.fetch(request("eeee"), read).expect_err("no server");
+    let mut closed = Debuginfod::at(&["http://127.0.0.1:1"], cache.path());
+    let error = closed
+        .fetch(request("eeee", &left), read)
+        .expect_err("no server");
     let told = error.to_string();
     assert!(told.contains("eeee from http://127.0.0.1:1"), "{told}");
 }

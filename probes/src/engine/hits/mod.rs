@@ -28,7 +28,7 @@ use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
-use crate::engine::tasks::Tasks;
+use crate::engine::tasks::{Position, Tasks};
 use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
@@ -162,8 +162,13 @@ impl Hits {
                 }
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => {
-                    self.programs
-                        .add_value(&mut hit, &mut arguments, aggregated);
+                    let position = Position::At(*ip);
+                    if !self
+                        .programs
+                        .add_value(&mut hit, position, &mut arguments, aggregated)
+                    {
+                        probe.counters.miss(Missed::UnknownTask);
+                    }
                 }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),

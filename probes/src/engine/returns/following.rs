@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use address::Gva;
 use detour::{Detour, Record, register_value};
+use manifest::program::Operand;
 use text::GuestError;
 
 use crate::engine::plants::Plants;
@@ -194,9 +195,14 @@ impl Following {
                     None,
                 ),
                 ReturnAction::Aggregate(aggregated) => {
-                    let of = aggregated.aggregate.of();
-                    let value = of.register().map(|register| register_value(regs, register));
-                    aggregated.add(value.unwrap_or(vcpu as u64));
+                    // Detours add other values themselves.
+                    match aggregated.aggregate.of() {
+                        Operand::Cpu => aggregated.add(vcpu as u64),
+                        of => of
+                            .register()
+                            .into_iter()
+                            .for_each(|register| aggregated.add(register_value(regs, register))),
+                    }
                 }
                 // If a probe has a return handler, returns exit.
                 ReturnAction::Count | ReturnAction::Handle(_) => (),

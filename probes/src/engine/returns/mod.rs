@@ -19,6 +19,7 @@ use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::{MAX_PLANTED_SITES, ReturnSites};
+use crate::engine::tasks::Position;
 use crate::handler::{EntryOutcome, HitContext};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
@@ -129,7 +130,13 @@ impl Returns {
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => {
                     let mut arguments = HitArguments::new(&call.probe, &self.reporter);
-                    self.programs.add_value(hit, &mut arguments, aggregated);
+                    // The result counts its values: a return without one is not in the result.
+                    self.programs.add_value(
+                        hit,
+                        Position::BehindReturn,
+                        &mut arguments,
+                        aggregated,
+                    );
                 }
             }
             if is_at_slot {

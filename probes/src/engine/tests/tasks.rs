@@ -1,7 +1,7 @@
 //! The task at a hit: in events, filters and aggregates.
 
 use address::Gva;
-use events::Task;
+use events::{ProbeSummary, Task};
 use introspect::btf::synthetic::Blob;
 use manifest::{Action, ProbeConfig, ProbeSpec};
 use text::testing::FakeVcpu;
@@ -78,6 +78,8 @@ impl Rig {
         self.memory.put(TASK + 24, &CRED.to_le_bytes());
         self.memory.put(TASK + 32, &comm);
         self.memory.put(CRED + 8, &task.uid.to_le_bytes());
+        // The group is behind the user.
+        self.memory.put(CRED + 12, &4321_u32.to_le_bytes());
     }
 }
 
@@ -148,19 +150,46 @@ fn aggregate_adds_the_numbers_of_the_tasks() {
     }
 }
 
+/// Hits a probe of `spec` in a task whose credentials are not in memory.
+fn hit_without_credentials(
+    spec: &str,
+    filter: Option<&str>,
+    aggregate: Option<&str>,
+) -> ProbeSummary {
+    let (rig, at) = guest(true);
+    let registered = rig
+        .engine
+        .register(&rig.paused, &[probe(spec, filter, aggregate)]);
+    registered.expect("registered");
+    rig.switch_to(SHELL);
+    rig.memory.put(TASK + 24, &0x7fff_0000_u64.to_le_bytes());
+    let hit = rig.engine.hits.on_hit(&mut vcpu(at), at);
+    hit.expect("handled");
+    rig.probe(0)
+}
+
 #[test]
-fn number_that_cannot_be_read_is_that_of_no_task() {
-    for (filter, hits) in [("uid == 0", 0), ("uid == 0xffffffffffffffff", 1)] {
-        let (rig, at) = guest(true);
-        let probe = probe("kprobe:f", Some(filter), None);
-        let registered = rig.engine.register(&rig.paused, &[probe]);
-        registered.expect("registered");
-        rig.switch_to(SHELL);
-        rig.memory.put(TASK + 24, &0x7fff_0000_u64.to_le_bytes());
-        let hit = rig.engine.hits.on_hit(&mut vcpu(at), at);
-        hit.expect("handled");
-        assert_eq!(rig.probe(0).hits, hits, "{filter}");
+fn unknown_number_fails_each_comparison_and_counts_as_missed() {
+    let missed = [("unknown-task".to_owned(), 1)].into();
+    for filter in [
+        "uid == 0",
+        "uid != 0",
+        "uid >= 1000",
+        "(int64)uid < 0",
+        "pid == 7 && uid == 0xffffffffffffffff",
+    ] {
+        let probe = hit_without_credentials("kprobe:f", Some(filter), None);
+        assert_eq!((probe.hits, &probe.missed), (0, &missed), "{filter}");
+        let followed = hit_without_credentials("kretprobe:f", Some(filter), None);
+        let counts = (followed.hits, followed.in_flight, &followed.missed);
+        assert_eq!(counts, (1, Some(0), &missed), "{filter}");
     }
+    let other = hit_without_credentials("kprobe:f", Some("uid == 0 && pid == 8"), None);
+    assert_eq!((other.hits, other.missed.len()), (0, 0));
+    let sum = hit_without_credentials("kprobe:f", None, Some("sum(uid)"));
+    assert_eq!(sum.missed, missed);
+    let result = sum.result.map(|result| result.to_string());
+    assert_eq!(result.as_deref(), Some("sum(uid): 0"));
 }
 
 #[test]

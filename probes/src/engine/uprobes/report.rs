@@ -10,9 +10,10 @@ use vmm::kvm_regs;
 use super::Uprobes;
 use super::code_table::{CodePage, CodeSite};
 use crate::engine::hit_arguments::HitArguments;
+use crate::engine::tasks::Position;
 use crate::handler::HitContext;
 use crate::hit_state::HitState;
-use crate::registry::Purpose;
+use crate::registry::{Missed, Purpose};
 
 /// An instruction that is about to be executed on a hidden page, with the probes there.
 #[derive(Debug)]
@@ -97,8 +98,13 @@ impl Uprobes {
                     self.records.emit_in_program(&mut hit, probe, ip, symbol)?;
                 }
                 Purpose::Aggregate(aggregated) => {
-                    self.programs
-                        .add_value(&mut hit, &mut arguments, aggregated);
+                    let position = Position::At(Gva(regs.rip));
+                    if !self
+                        .programs
+                        .add_value(&mut hit, position, &mut arguments, aggregated)
+                    {
+                        probe.counters.miss(Missed::UnknownTask);
+                    }
                 }
                 // Handlers, injections and returns are refused in programs.
                 _ => (),

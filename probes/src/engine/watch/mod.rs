@@ -30,6 +30,7 @@ use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
+use crate::engine::tasks::Position;
 use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
 use crate::engine::watch::lifted::Lifted;
 use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
@@ -219,8 +220,13 @@ impl Watches {
                     .emit_hit(&mut hit, probe, writer.ip, arguments, write)
             }
             Purpose::Aggregate(aggregated) => {
-                self.programs
-                    .add_value(&mut hit, &mut arguments, aggregated);
+                let position = Position::At(Gva(hit.regs.rip));
+                if !self
+                    .programs
+                    .add_value(&mut hit, position, &mut arguments, aggregated)
+                {
+                    probe.counters.miss(Missed::UnknownTask);
+                }
                 Ok(())
             }
             // Handlers, injections and returns are refused at watchpoints.

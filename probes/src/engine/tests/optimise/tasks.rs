@@ -67,7 +67,8 @@ fn filter_on_the_user_exits_with_a_reason_if_the_first_task_is_not_root() {
     rig.switch_to(SHELL);
     (0..3).for_each(|_| assert_eq!(rig.call(at, 4), 5));
     let probe = rig.probe(0);
-    assert_eq!((probe.hits, probe.exits), (3, 3));
+    assert_eq!((probe.hits, probe.exits), (0, 3));
+    assert_eq!(probe.missed, [("unknown-task".to_owned(), 3)].into());
     let why = probe.unoptimised.expect("a reason");
     assert!(why.contains("a task's user"), "{why}");
 }
