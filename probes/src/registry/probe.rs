@@ -136,12 +136,10 @@ impl Probe {
 
     /// Whether each hit shows memory.
     pub(crate) fn reads_memory(&self) -> bool {
-        let signature = self.signature.load();
         matches!(self.purpose, Purpose::Trace)
             && (self.has_stack
                 || !self.arguments.is_registers()
-                || signature
-                    .as_ref()
+                || (self.signature.load().as_ref())
                     .is_some_and(|signature| signature.needs_memory()))
     }
 
@@ -326,22 +324,23 @@ impl Probe {
 
     /// The work of a detour at a hit; none if the hit needs an exit.
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
-        match &self.purpose {
-            _ if self.is_watch() || self.program_reads_memory() => None,
-            Purpose::Count => Some(Keeps::Count),
-            Purpose::Trace if !self.reads_memory() => Some(Keeps::Records),
+        let keeps = match &self.purpose {
+            Purpose::Count => Keeps::Count,
+            Purpose::Trace if !self.reads_memory() => Keeps::Records,
             // A hit that the filter rejects needs no exit.
-            Purpose::Trace if self.filter.is_some() => Some(Keeps::Exits),
-            Purpose::Aggregate(aggregated) => Some(Keeps::Aggregate(aggregated.aggregate)),
+            Purpose::Trace if self.filter.is_some() => Keeps::Exits,
+            Purpose::Aggregate(aggregated) => Keeps::Aggregate(aggregated.aggregate),
             // A hit that the filter rejects needs no exit.
             Purpose::Handle(handler) if self.filter.is_some() && !handler.0.has_post() => {
-                Some(Keeps::Exits)
+                Keeps::Exits
             }
             Purpose::Return(returns) if !matches!(returns.action, ReturnAction::Handle(_)) => {
-                Some(Keeps::Calls)
+                Keeps::Calls
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        // Asked at every hit that exits: the purpose decides for most probes.
+        (!self.is_watch() && !self.program_reads_memory()).then_some(keeps)
     }
 
     pub(crate) fn summary(&self) -> ProbeSummary {
