@@ -170,11 +170,19 @@ pub struct ProgramFrame {
     /// The offset of the instruction in the file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub offset: Option<Hex>,
+    /// Whether the function was found by the frame pointer of a function without unwind rules: callers between the two may be missing. Absent
+    /// if false.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub by_frame_pointer: bool,
 }
 
-/// `read+0x14/0x90 (/lib/libc.so.6)`, `/bin/busybox+0x1c20`, or the address.
+/// `read+0x14/0x90 (/lib/libc.so.6)`, `/bin/busybox+0x1c20`, or the address; behind a question mark, as in the kernel's traces, if the frame pointer
+/// led to the function.
 impl std::fmt::Display for ProgramFrame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.by_frame_pointer {
+            f.write_str("? ")?;
+        }
         match (&self.symbol, &self.file, &self.offset) {
             (Some(symbol), Some(file), _) => write!(f, "{symbol} ({file})"),
             (Some(symbol), None, _) => f.write_str(symbol),

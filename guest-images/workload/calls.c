@@ -1,8 +1,8 @@
 /*
  * An init whose programs say by which calls they have come to where they are, for comparison with stacks read from outside.
  *
- * One program sleeps in a signal's handler on a stack of its own, under a signal that came in the midst of calls; another never calls
- * the kernel again. The init itself sleeps when it has printed `calls are made`. Each prints `calls PID ADDRESS...`: the addresses that
+ * One program sleeps in a signal's handler on a stack of its own, under a signal that came in the midst of calls; another sleeps below
+ * functions with frame pointers and without unwind rules; another never calls the kernel again. The init itself sleeps when it has printed `calls are made`. Each prints `calls PID ADDRESS...`: the addresses that
  * it returns to, the innermost first.
  */
 
@@ -54,6 +54,38 @@ __asm__(".text\n"
 
 extern void restorer(void);
 
+/*
+ * Two functions without unwind rules, as those of a program that was compiled without: each notes to where it returns, and sleeps at last.
+ */
+__asm__(".text\n"
+	".type framed, @function\n"
+	"framed:\n"
+	"	push %rbp\n"
+	"	mov %rsp, %rbp\n"
+	"	mov 8(%rbp), %rdi\n"
+	"	call note\n"
+	"	call framed_below\n"
+	"	pop %rbp\n"
+	"	ret\n"
+	".size framed, . - framed\n"
+	".type framed_below, @function\n"
+	"framed_below:\n"
+	"	push %rbp\n"
+	"	mov %rsp, %rbp\n"
+	"	mov 8(%rbp), %rdi\n"
+	"	call note\n"
+	"	call asleep\n"
+	"	pop %rbp\n"
+	"	ret\n"
+	".size framed_below, . - framed_below\n");
+
+extern void framed(void);
+
+__attribute__((used)) static void note(unsigned long address)
+{
+	calls[call_count++] = address;
+}
+
 static void put_address(unsigned long value)
 {
 	char text[19] = "0x";
@@ -76,7 +108,7 @@ static void put_calls(void)
 }
 
 /* The compiler knows that this does not return: a call of it may be the last instruction of a function. */
-__attribute__((noinline)) static void asleep(void)
+__attribute__((noinline, used)) static void asleep(void)
 {
 	NOTE_CALLER();
 	put_calls();
@@ -129,11 +161,17 @@ __attribute__((noinline)) static long deeper(unsigned levels, int is_asleep)
 	return below + levels;
 }
 
-__attribute__((noinline)) static void start(int is_asleep)
+/* What a program does. */
+enum act { SLEEPS_IN_HANDLER, SLEEPS_BELOW_FRAMES, STAYS_AWAKE };
+
+__attribute__((noinline)) static void start(enum act act)
 {
 	NOTE_CALLER();
 	if (syscall5(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
-		deeper(2, is_asleep);
+		if (act == SLEEPS_BELOW_FRAMES)
+			framed();
+		else
+			deeper(2, act == SLEEPS_IN_HANDLER);
 		syscall1(SYS_exit_group, 1);
 	}
 	call_count--;
@@ -157,9 +195,10 @@ void init_main(long *stack)
 	NOTE_CALLER();
 	syscall2(SYS_sigaltstack, (long)&own, 0);
 	syscall4(SYS_rt_sigaction, SIGUSR1, (long)&action, 0, 8);
-	start(1);
+	start(SLEEPS_IN_HANDLER);
+	start(SLEEPS_BELOW_FRAMES);
 	sleep_milliseconds(1000);
-	start(0);
+	start(STAYS_AWAKE);
 	sleep_milliseconds(1000);
 	put("calls are made");
 	end_line();

@@ -24,7 +24,7 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
-pub use programs::ProgramFrame;
+pub use programs::{FoundBy, ProgramFrame};
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;
 pub use tasks::{

@@ -5,8 +5,9 @@ use introspect::btf::synthetic::Blob;
 use introspect::orc::SavedRegisters;
 
 use super::files::ProgramFiles;
+use super::frame::{ProgramStack, StackEnd};
 use super::registers::{IP, ProgramRegisters, SP};
-use super::stack::{ProgramStack, ProgramStacks, StackEnd};
+use super::stack::ProgramStacks;
 use crate::fake::{BASE, Fake, at};
 
 const TASK: u64 = 0x100;

@@ -3,7 +3,8 @@
 /// The index of each register of DWARF in `struct pt_regs`, which has never changed: rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15, rip.
 const SAVED: [usize; 17] = [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16];
 const CS: usize = 17;
-/// The number of rsp and of the return address in DWARF.
+/// The numbers of rbp, rsp and the return address in DWARF.
+pub(super) const BP: usize = 6;
 pub(super) const SP: usize = 7;
 pub(super) const IP: usize = 16;
 /// The code segment of 64-bit programs (`__USER_CS`).

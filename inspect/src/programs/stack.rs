@@ -14,12 +14,15 @@ use super::address_space::{AddressSpace, SpaceLayout};
 use super::direct_map::DirectMap;
 use super::elf::Bytes;
 use super::files::{FileKey, ProgramFiles};
+use super::frame::{FoundBy, ProgramFrame, ProgramStack, StackEnd};
+use super::frame_pointer::FramePointers;
 use super::loaded_file::{LoadedFile, MappedFile, Opened};
 use super::mapping::{Mapping, MappingLayout};
+use super::memory::{Image, InCache, Resident};
 use super::page_cache::{CachedFile, PageArray, PageCacheLayout};
 use super::path::PathLayout;
 use super::registers::{IP, ProgramRegisters, SP};
-use super::unwind::{NoCaller, Rules};
+use super::unwind::{Caller, NoCaller, Rules};
 use crate::KernelView;
 use crate::reads::Reads;
 use crate::structs::{NoType, StructType};
@@ -30,75 +33,6 @@ const MAX_FRAMES: usize = 128;
 const STACK_BYTES: u64 = 16 << 10;
 /// The first address behind a program's half, with page tables of 4 or 5 levels.
 const PROGRAM_END: u64 = 1 << 56;
-
-/// An instruction on a program's stack.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramFrame {
-    /// The instruction that is executed next in this function.
-    pub ip: Gva,
-    /// `function+0xoffset/0xsize`; `None` if the file names no function there.
-    pub symbol: Option<String>,
-    /// The path of the file, as `/proc/PID/maps` shows it; `None` for code that is mapped from no file.
-    pub file: Option<Arc<str>>,
-    /// The offset of the instruction in the file, in bytes.
-    pub offset: Option<u64>,
-}
-
-/// A program's stack, the innermost function first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ProgramStack {
-    /// The frames.
-    pub frames: Vec<ProgramFrame>,
-    /// The reason why the last frame is not the end of the stack.
-    pub incomplete: Option<StackEnd>,
-}
-
-/// The reason why a program's stack ends early.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum StackEnd {
-    /// The limit is reached.
-    #[error("the program's stack has more than {0} frames")]
-    TooMany(usize),
-    /// What may be read for the stack is used up.
-    #[error("the program's stack needs more than {0} bytes of reads")]
-    TooMuch(usize),
-    /// The registers are not on the task's stack: the processor changes to another task, or is in entry code.
-    #[error(
-        "the kernel has not saved the program's registers on the stack of the current task yet"
-    )]
-    NotSaved,
-    /// The registers cannot be read.
-    #[error("the program's registers cannot be read at {0}")]
-    NoRegisters(Gva),
-    /// The address space may be that of the program before.
-    #[error("the task is about to run another program")]
-    InExec,
-    /// The registers are those of another mode.
-    #[error("the program is not a 64-bit program")]
-    NotLong,
-    /// The program has ended, or is a thread of the kernel.
-    #[error("the task has no program")]
-    NoProgram,
-    /// No mapping, or one that the kernel's lists do not lead to.
-    #[error("no file is mapped at {0}")]
-    NotMapped(Gva),
-    /// The file is not a program's, or its beginning is not in memory.
-    #[error(
-        "the headers of the file at {0} are not in memory, or are not those of a 64-bit program"
-    )]
-    NoHeaders(Gva),
-    /// The rules of the file do not lead on.
-    #[error("the code at {at} has {why}")]
-    NoCaller {
-        /// The instruction.
-        at: Gva,
-        /// What it has instead.
-        why: String,
-    },
-    /// The caller's frame lies below.
-    #[error("the frame of the caller of {0} lies below its own")]
-    WrongDirection(Gva),
-}
 
 /// The kernel's map of physical memory is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -275,15 +209,6 @@ struct Program<'r> {
     space: AddressSpace<'r>,
 }
 
-/// The program's memory by its page tables.
-struct Resident<'p>(&'p AddressSpace<'p>);
-
-impl Bytes for Resident<'_> {
-    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
-        self.0.read(Gva(at), buf)
-    }
-}
-
 /// The program's memory, and for pages that its page tables lack, what is in the page cache of the file. Right only for ranges that
 /// the program does not write.
 struct Code<'p>(&'p Program<'p>);
@@ -308,31 +233,14 @@ impl Bytes for Code<'_> {
     }
 }
 
-/// The bytes of the file that is mapped at an address, as far as they are in memory.
-struct InCache<'p>(CachedFile<'p>);
-
-impl Bytes for InCache<'_> {
-    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
-        self.0.read(at, buf)
-    }
-}
-
-/// A file that is all in the program's memory, from an address on: the kernel's own library (vdso).
-struct Image<'p>(&'p AddressSpace<'p>, Gva);
-
-impl Bytes for Image<'_> {
-    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
-        self.0.read(self.1.wrapping_add(at), buf)
-    }
-}
-
 impl Program<'_> {
+    /// Adds the functions on the stack from `registers` on to `frames`.
     fn unwind(
         &self,
         mut registers: ProgramRegisters,
         frames: &mut Vec<ProgramFrame>,
     ) -> Result<(), StackEnd> {
-        let mut interrupted = true;
+        let (mut interrupted, mut found_by) = (true, FoundBy::Registers);
         // A return to 0 is the end of a stack, a jump to 0 is a fault.
         while let Some(ip) = registers.values[IP].filter(|ip| *ip != 0 || frames.is_empty()) {
             if frames.len() >= MAX_FRAMES {
@@ -341,21 +249,23 @@ impl Program<'_> {
             // The byte before a return address is in the call.
             let selector = ip.wrapping_sub(u64::from(!interrupted));
             let opened = self.opened(Gva(selector));
-            frames.push(self.frame(Gva(ip), selector, opened.as_ref().ok()));
-            let opened = opened?;
-            let no_caller = |why: NoCaller| StackEnd::NoCaller {
-                at: Gva(ip),
-                why: why.to_string(),
-            };
-            let table = opened.rules().ok_or(no_caller(NoCaller::NoRule))?;
-            let rules = Rules {
-                code: &Code(self),
-                stack: &Resident(&self.space),
-                table,
-                charge: &|cost| self.reader.reads.take(cost).ok(),
-            };
-            let Some(caller) = rules.caller(&registers, selector).map_err(no_caller)? else {
-                return Ok(());
+            frames.push(self.frame(Gva(ip), selector, opened.as_ref().ok(), found_by));
+            let by_rule = opened.and_then(|opened| {
+                let caller = self.caller_by_rule(&opened, &registers, selector);
+                caller.map_err(|why| StackEnd::NoCaller { at: Gva(ip), why })
+            });
+            let caller = match by_rule {
+                Ok(None) => return Ok(()),
+                Ok(Some(caller)) => {
+                    found_by = FoundBy::Rule;
+                    caller
+                }
+                Err(end) if end.is_without_rules() => {
+                    found_by = FoundBy::FramePointer;
+                    self.caller_by_frame_pointer(&registers, interrupted)
+                        .ok_or(end)?
+                }
+                Err(end) => return Err(end),
             };
             let sp = |registers: &ProgramRegisters| registers.values[SP].unwrap_or(0);
             // A signal may have its own stack.
@@ -368,13 +278,50 @@ impl Program<'_> {
         Ok(())
     }
 
-    fn frame(&self, ip: Gva, selector: u64, opened: Option<&Opened>) -> ProgramFrame {
+    fn caller_by_rule(
+        &self,
+        opened: &Opened,
+        registers: &ProgramRegisters,
+        selector: u64,
+    ) -> Result<Option<Caller>, NoCaller> {
+        let rules = Rules {
+            code: &Code(self),
+            stack: &Resident(&self.space),
+            table: opened.rules().ok_or(NoCaller::NoRule)?,
+            charge: &|cost| self.reader.reads.take(cost).ok(),
+        };
+        rules.caller(registers, selector)
+    }
+
+    fn caller_by_frame_pointer(
+        &self,
+        registers: &ProgramRegisters,
+        interrupted: bool,
+    ) -> Option<Caller> {
+        let pointers = FramePointers {
+            code: &Code(self),
+            stack: &Resident(&self.space),
+        };
+        Some(Caller {
+            registers: pointers.caller(registers, interrupted)?,
+            interrupted: false,
+        })
+    }
+
+    fn frame(
+        &self,
+        ip: Gva,
+        selector: u64,
+        opened: Option<&Opened>,
+        found_by: FoundBy,
+    ) -> ProgramFrame {
         let Some(opened) = opened else {
             return ProgramFrame {
                 ip,
                 symbol: None,
                 file: None,
                 offset: None,
+                found_by,
             };
         };
         let back = ip.0.wrapping_sub(selector);
@@ -383,6 +330,7 @@ impl Program<'_> {
             symbol: self.symbol(opened, ip, selector),
             file: opened.mapped.as_ref().and_then(|file| file.path.clone()),
             offset: Some(opened.offset.wrapping_add(back)),
+            found_by,
         }
     }
 

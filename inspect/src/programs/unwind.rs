@@ -36,7 +36,7 @@ const ENCODING: Encoding = Encoding {
 
 /// Why there is no caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(super) enum NoCaller {
+pub enum NoCaller {
     /// The file has no rules for the code.
     #[error("no unwind rule")]
     NoRule,

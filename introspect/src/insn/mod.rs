@@ -6,7 +6,8 @@
 //! decides how the guest steps over the instruction, and [`emulate()`] emulates the instruction.
 //! [`relocation`] says whether a copy of the instruction has the same effect, and [`is_plain`]
 //! whether a copy has the same effect at any address. [`next_places`] returns the places where the
-//! processor can be after the hardware has executed the original instruction.
+//! processor can be after the hardware has executed the original instruction. [`ends_with_call`]
+//! says whether an address may be a return address.
 //!
 //! The emulator is exact or absent. If the emulator cannot match the hardware exactly (a value that
 //! the manuals leave undefined and processors disagree on, an exception, a locked access), the
@@ -19,6 +20,7 @@
 //! instructions.
 
 mod boundary;
+mod call;
 mod class;
 mod cpu;
 mod decode;
@@ -32,6 +34,7 @@ mod relocate;
 mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
+pub use call::{MAX_CALL_BYTES, ends_with_call};
 pub use class::{Class, classify};
 pub use cpu::{Access, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};

@@ -1,6 +1,7 @@
 //! The stacks of programs in the form of events.
 
 use events::{Hex, ProgramFrame};
+use inspect::FoundBy;
 use inspect::stacks::NamedProgram;
 
 /// The stack of a program.
@@ -19,6 +20,7 @@ impl From<NamedProgram> for ProgramPart {
             symbol: frame.symbol,
             file: frame.file,
             offset: frame.offset.map(Hex),
+            by_frame_pointer: frame.found_by == FoundBy::FramePointer,
         });
         Self {
             frames: Some(frames.collect()),

@@ -236,6 +236,7 @@ fn stack_has_an_indented_line_for_each_frame() {
             symbol: Some("main+0x5/0x90".to_owned()),
             file: Some("/bin/a\x1b".into()),
             offset: Some(Hex(0x1005)),
+            by_frame_pointer: true,
         }]),
         program_stack_incomplete: Some("no file is mapped at 0x8".to_owned()),
         ..plain
@@ -250,7 +251,7 @@ fn stack_has_an_indented_line_for_each_frame() {
             "                    g+0x5/0x1a0 [m\\x1b]",
             "                    0xffffffffa0001000",
             "                    … the stack cannot be read at 0x8",
-            "                    main+0x5/0x90 (/bin/a\\x1b)",
+            "                    ? main+0x5/0x90 (/bin/a\\x1b)",
             "                    … no file is mapped at 0x8",
         ]
     );
