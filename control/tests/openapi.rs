@@ -35,6 +35,7 @@ fn every_path_is_described() {
         "/stacks",
         "/modules",
         "/log",
+        "/percpu",
         "/metrics",
         "/openapi.json",
     ] {

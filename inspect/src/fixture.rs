@@ -16,6 +16,7 @@ const INT: u8 = 1;
 const STRUCT: u8 = 4;
 const UNION: u8 = 5;
 const VARIABLE: u8 = 14;
+const SECTION: u8 = 15;
 const SIGNED: u32 = 1 << 24;
 const BOOLEAN: u32 = 4 << 24;
 
@@ -57,8 +58,15 @@ impl Fixture {
     }
 
     pub(crate) fn view(&self) -> KernelView<'_> {
-        let slide = SLIDE.cast_signed();
-        KernelView::new(&self.memory, &self.symbols, Some(&self.types), slide)
+        self.view_of(Some(&self.types))
+    }
+
+    pub(crate) fn view_without_types(&self) -> KernelView<'_> {
+        self.view_of(None)
+    }
+
+    fn view_of<'f>(&'f self, types: Option<&'f Btf>) -> KernelView<'f> {
+        KernelView::new(&self.memory, &self.symbols, types, SLIDE.cast_signed())
     }
 }
 
@@ -94,8 +102,20 @@ fn types() -> Btf {
     members[3].2 = (3 << 24) | (32 * 8 + 1);
     blob.structure_in_bits("task", (STRUCT, true), 272, &members);
     let queue = blob.structure("rq", 8, &[("nr_running", int, 0), ("cpu", int, 4)]);
-    blob.record("runqueues", (VARIABLE, false), 0, queue, &[0]);
     blob.record("init_mm", (VARIABLE, false), 0, mm, &[0]);
+    let per_cpu = [
+        ("runqueues", queue, RUN_QUEUE, 8),
+        ("cpu_number", int, RUN_QUEUE + 8, 4),
+        ("state", flags, 0x200, 4),
+        ("state", mm_pointer, 0x208, 8),
+    ];
+    let per_cpu = per_cpu.map(|(name, ty, at, size)| {
+        let at = u32::try_from(at).expect("small");
+        let variable = blob.record(name, (VARIABLE, false), 0, ty, &[0]);
+        [variable, at, size]
+    });
+    let section = (SECTION, false);
+    blob.record(".data..percpu", section, 4, 0x1000, per_cpu.as_flattened());
     Btf::parse(blob.finish()).expect("types")
 }
 
@@ -103,6 +123,10 @@ fn symbols() -> SymbolTable {
     let mut symbols = SymbolTableBuilder::new();
     symbols.push(Gva(0), 'D', "__per_cpu_start");
     symbols.push(Gva(RUN_QUEUE), 'D', "runqueues");
+    symbols.push(Gva(RUN_QUEUE + 8), 'D', "cpu_number");
+    for (at, name) in [(0x200, "state"), (0x208, "state"), (0x210, "untyped")] {
+        symbols.push(Gva(at), 'd', name);
+    }
     symbols.push(Gva(0x1000), 'D', "__per_cpu_end");
     for (at, kind, name) in [
         (0, 'D', "first_task"),
@@ -145,6 +169,7 @@ fn memory() -> Page {
         let area = running + 0xb00 + cpu * 0x10;
         put(OFFSETS + cpu * 8, &area.to_le_bytes());
         put(0xb00 + RUN_QUEUE + cpu * 0x10, &(cpu + 20).to_le_bytes());
+        put(0xb00 + RUN_QUEUE + 8 + cpu * 0x10, &cpu.to_le_bytes());
     }
     page
 }

@@ -13,6 +13,7 @@ mod fake;
 mod fixture;
 mod log;
 mod modules;
+mod per_cpu;
 mod programs;
 mod reads;
 pub mod stacks;
@@ -24,6 +25,7 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
+pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
 pub use programs::{FoundBy, ProgramFrame};
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

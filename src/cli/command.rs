@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use super::remote::{
-    BtArgs, CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, PsArgs, TopArgs, ViewArgs,
+    BtArgs, CtlArgs, DumpArgs, EventsArgs, PerCpuArgs, PrintArgs, ProbeCommand, PsArgs, TopArgs,
+    ViewArgs,
 };
 use super::run::RunArgs;
 use super::test::TestArgs;
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Lsmod(ViewArgs),
     /// Print the log of a run's guest or of a dump, as `dmesg` in the guest does
     Dmesg(ViewArgs),
+    /// List per-CPU variables of a run's guest or of a dump: for each processor the address, and the value of a number or pointer
+    Percpu(PerCpuArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
     /// Write the memory and the registers of the guest of a run that goes on to an ELF core file

@@ -16,8 +16,8 @@ pub(crate) use command::{
 };
 pub(crate) use matrix::{Setting, Shard, combinations};
 pub(crate) use remote::{
-    AddArgs, BtArgs, CtlArgs, CtlVerb, DumpArgs, EventsArgs, IdArgs, KernelArgs, PrintArgs,
-    ProbeCommand, PsArgs, SocketArgs, TopArgs, ViewArgs,
+    AddArgs, BtArgs, CtlArgs, CtlVerb, DumpArgs, EventsArgs, IdArgs, KernelArgs, PerCpuArgs,
+    PrintArgs, ProbeCommand, PsArgs, SocketArgs, TopArgs, ViewArgs,
 };
 pub(crate) use run::{IdentityArgs, RunArgs};
 pub(crate) use test::TestArgs;

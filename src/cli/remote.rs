@@ -187,6 +187,15 @@ pub(crate) struct BtArgs {
     pub(crate) debug_info: Vec<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct PerCpuArgs {
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    /// The variables to show: a name or a glob, as in `kprobe:PATTERN`
+    #[arg(value_name = "PATTERN", default_value = "*")]
+    pub(crate) pattern: String,
+}
+
 /// Which kernel to view, and in which form.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArgs {

@@ -21,6 +21,7 @@ pub(crate) fn execute(cli: &Cli) -> Exit {
         Command::Bt(args) => remote::bt(args).map_err(boxed),
         Command::Lsmod(args) => remote::lsmod(args).map_err(boxed),
         Command::Dmesg(args) => remote::dmesg(args).map_err(boxed),
+        Command::Percpu(args) => remote::percpu(args).map_err(boxed),
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),
         Command::Dump(args) => remote::dump(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),

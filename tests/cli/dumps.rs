@@ -2,11 +2,12 @@
 
 use crate::Folder;
 
-const VIEWS: [&[&str]; 6] = [
+const VIEWS: [&[&str]; 7] = [
     &["ps"],
     &["bt"],
     &["lsmod"],
     &["dmesg"],
+    &["percpu"],
     &["print", "init_task"],
     &["types", "file"],
 ];

@@ -10,7 +10,7 @@ use dump::DumpedKernel;
 use crate::boot::{Boot, Stock};
 
 /// The commands, without their source.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 19] = [
     &["ps"],
     &["ps", "--threads"],
     &["ps", "--threads", "--json"],
@@ -18,6 +18,8 @@ const COMMANDS: [&[&str]; 17] = [
     &["lsmod", "--json"],
     &["dmesg"],
     &["dmesg", "--json"],
+    &["percpu"],
+    &["percpu", "runqueues", "--json"],
     &["bt"],
     &["bt", "--vcpu", "1", "--json"],
     &["bt", "1"],
@@ -30,9 +32,10 @@ const COMMANDS: [&[&str]; 17] = [
     &["types", "--json", "vfs_read"],
 ];
 /// Commands that fail, and their exit codes.
-const MISTAKES: [(&[&str], i32); 5] = [
+const MISTAKES: [(&[&str], i32); 6] = [
     (&["bt", "99999"], 2),
     (&["bt", "--vcpu", "7"], 2),
+    (&["percpu", "runqueus"], 2),
     (&["print", "init_tsk"], 2),
     (&["print", "init_task."], 2),
     (&["types", "struct file_operation"], 1),

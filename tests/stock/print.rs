@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use control::api::PerCpuVariable;
 use serde_json::{Value, json};
 
 use crate::boot::{Boot, Running, Stock};
@@ -15,6 +16,8 @@ echo release $(/bin/busybox uname -r)
 echo pid $$
 echo stat $(/bin/busybox cat /proc/1/stat)
 echo panic $(/bin/busybox cat /proc/sys/kernel/panic)
+# A pipe of the shell would be one inode more.
+/bin/busybox sed 's/^/inodes /' /proc/sys/fs/inode-nr
 echo ready
 while :; do /bin/busybox sleep 1; done
 ";
@@ -130,6 +133,8 @@ fn check(image: &str) {
     for cpu in 0..2 {
         assert_eq!(value(&format!("per_cpu(runqueues, {cpu}).cpu")), cpu);
     }
+    per_cpu_variables(&guest);
+
     // A pointer and the object behind it.
     let address = value(&format!("&{init}->pid"))["pointer"].clone();
     let address = address.as_str().expect("an address");
@@ -170,6 +175,42 @@ fn check(image: &str) {
     assert!(live.starts_with("struct task_struct {\n"), "{live}");
     guest.running.terminate();
     guest.running.finish();
+}
+
+/// Per-CPU variables have the values that the guest adds up for programs, and the addresses of `per_cpu()`.
+fn per_cpu_variables(guest: &Guest) {
+    let listed = |pattern: &str| -> Vec<PerCpuVariable> {
+        let text = guest.shown(&["percpu", "--json", pattern]);
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        let parsed = lines.map(|line| serde_json::from_str(line).expect("JSON"));
+        parsed.collect()
+    };
+    let all = listed("*");
+    let names: Vec<&str> = all.iter().map(|variable| &*variable.name).collect();
+    assert!(names.len() > 100, "{names:?}");
+    // Symbols whose values are no addresses.
+    for name in ["__per_cpu_start", "kexec_control_code_size"] {
+        assert!(!names.contains(&name), "{names:?}");
+    }
+    assert!(all.iter().all(|variable| variable.copies.len() == 2));
+    for cpu in 0..2 {
+        let at = guest.value(&[&format!("&per_cpu(runqueues, {cpu})")]);
+        let queue = &listed("runqueues")[0];
+        let queue = (queue.declared.as_deref(), queue.copies[cpu].address.0);
+        assert_eq!(queue, (Some("struct rq"), number(&at["pointer"])));
+    }
+    let inodes = &listed("nr_inodes")[0];
+    let words = inodes.copies.iter().map(|copy| match &inodes.declared {
+        Some(_) => number(copy.value.as_ref().expect("a number")),
+        // 5.10 has no types of per-CPU variables.
+        None => {
+            let at = copy.address.to_string();
+            number(&guest.value(&["-t", "unsigned long", &at]))
+        }
+    });
+    let sum = words.fold(0, u64::wrapping_add);
+    let of_guest = guest.rest_of_line("inodes").split_whitespace().next();
+    assert_eq!(Some(&*sum.to_string()), of_guest);
 }
 
 #[test]

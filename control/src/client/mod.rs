@@ -25,7 +25,7 @@ pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
     AddProbes, Added, ChangeProbe, Changed, DeclaredType, Knobs, Log, Machine, Memory, Modules,
-    Printed, Probes, Problem, Removed, SetKnobs, Stacks, Stats, Symbols, Tasks,
+    PerCpuVariables, Printed, Probes, Problem, Removed, SetKnobs, Stacks, Stats, Symbols, Tasks,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -259,6 +259,16 @@ impl Client {
     /// As above.
     pub fn modules(&mut self) -> Result<Modules, ClientError> {
         self.ask(Method::GET, "/modules", None::<&()>)
+    }
+
+    /// Lists per-CPU variables with names that match `pattern`.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn per_cpu(&mut self, pattern: &str) -> Result<PerCpuVariables, ClientError> {
+        let path = format!("/percpu?match={}", encoded(pattern));
+        self.ask(Method::GET, &path, None::<&()>)
     }
 
     /// Reads the kernel's log.

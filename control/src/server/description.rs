@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{dump, events, look, machine, metrics, probe, stacks, types, views};
+use super::{dump, events, look, machine, metrics, per_cpu, probe, stacks, types, views};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -38,6 +38,7 @@ use crate::api;
         stacks::stacks,
         views::modules,
         views::log,
+        per_cpu::per_cpu,
         show,
         metrics::metrics,
     ),

@@ -14,6 +14,7 @@ mod machine;
 mod metrics;
 mod names;
 mod pacing;
+mod per_cpu;
 mod probe;
 mod routes;
 mod stacks;

@@ -7,7 +7,9 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
 
 use super::app::App;
-use super::{description, dump, events, look, machine, metrics, probe, stacks, types, views};
+use super::{
+    description, dump, events, look, machine, metrics, per_cpu, probe, stacks, types, views,
+};
 use crate::api::ProblemKind;
 
 /// The router of all paths.
@@ -37,6 +39,7 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route("/stacks", get(stacks::stacks))
         .route("/modules", get(views::modules))
         .route("/log", get(views::log))
+        .route("/percpu", get(per_cpu::per_cpu))
         .route("/metrics", get(metrics::metrics))
         .route("/openapi.json", get(description::show))
         .fallback(async || -> Response {

@@ -100,7 +100,38 @@ impl Expression {
     }
 }
 
-impl Object<'_> {
+impl<'k> Object<'k> {
+    /// The variable at `at`; the type is that of [`declared_type`](super::declared_type).
+    pub(crate) fn variable(
+        view: KernelView<'k>,
+        types: &'k Btf,
+        at: Gva,
+        (id, stars): (TypeId, usize),
+    ) -> Self {
+        Self {
+            view,
+            types,
+            place: Place::Memory(at),
+            ty: PointedType { id, stars },
+        }
+    }
+
+    /// Whether the value is a number, an enum or a pointer.
+    pub(crate) fn is_scalar(&self) -> bool {
+        matches!(
+            self.kind(),
+            Some(Type::Int(_) | Type::Enum | Type::Pointer(_))
+        )
+    }
+
+    /// The size of the type in bytes; `None` for a type without one.
+    pub(crate) fn size(&self) -> Option<u64> {
+        match self.ty.stars {
+            0 => self.types.size_of(self.ty.id),
+            _ => Some(POINTER_BYTES),
+        }
+    }
+
     /// The type in C.
     #[must_use]
     pub fn declared(&self) -> String {

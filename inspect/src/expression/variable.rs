@@ -6,13 +6,13 @@ use introspect::{Btf, Symbol};
 
 use super::error::EvaluateError;
 use super::tree::TypeName;
-use crate::view::KernelView;
+use crate::per_cpu::{PerCpuOffsets, TABLE, section};
+use crate::view::{KernelView, NotReadable};
 
 /// The number of near names in an error.
 const NEAR: usize = 5;
 /// The most addresses of namesakes in an error.
 const MAX_NAMESAKES: usize = 16;
-const POINTER_BYTES: u64 = 8;
 
 /// The types of well-known variables: compilers write per-CPU variables into BTF and no others, and these have had the same type in all
 /// kernels with BTF.
@@ -112,32 +112,20 @@ fn well_known(types: &Btf, name: &str) -> Option<(TypeId, usize)> {
 
 /// Whether the variable at the link-time address `linked` is in the section of per-CPU variables.
 fn is_per_cpu(view: &KernelView<'_>, linked: Gva) -> bool {
-    let label = |name| view.symbols().address_of(name);
-    match (label("__per_cpu_start"), label("__per_cpu_end")) {
-        (Some(start), Some(end)) => (start..end).contains(&linked),
-        _ => false,
-    }
+    section(view).is_some_and(|section| section.contains(&linked))
 }
 
 /// The distance from a per-CPU variable's own address to the processor's.
 fn distance(view: &KernelView<'_>, cpu: u64) -> Result<u64, EvaluateError> {
-    let table = "__per_cpu_offset";
-    let missing = || EvaluateError::NoSymbol {
-        name: table.to_owned(),
+    let offsets = PerCpuOffsets::find(view).ok_or_else(|| EvaluateError::NoSymbol {
+        name: TABLE.to_owned(),
         near: Vec::new(),
-    };
-    let symbol = view.symbols().lookup(table).ok_or_else(missing)?;
-    let start = view.address_of(table).ok_or_else(missing)?;
-    // The table has an entry for each processor that the kernel could ever have.
-    let possible = symbol.size / POINTER_BYTES;
-    let count = view
-        .address_of("nr_cpu_ids")
-        .and_then(|at| view.u32(at).ok());
-    let count = count.map_or(possible, |count| possible.min(count.into()));
-    if cpu >= count {
+    })?;
+    if cpu >= offsets.count {
+        let count = offsets.count;
         return Err(EvaluateError::NoProcessor { cpu, count });
     }
-    let at = start.wrapping_add(cpu * POINTER_BYTES);
-    let text = format!("{table}[{cpu}]");
-    view.u64(at).map_err(|_| EvaluateError::Fault { text, at })
+    let text = || format!("{TABLE}[{cpu}]");
+    let fault = |NotReadable { at, .. }| EvaluateError::Fault { text: text(), at };
+    offsets.of(view, cpu).map_err(fault)
 }

@@ -11,8 +11,8 @@
 //!   its elements in place, without a copy. Only `records` knows where a type's record and a name
 //!   are;
 //! - the types above: [`Btf`] sorts the names once (`index`), and finds types by name and by number
-//!   (`lookup`), members by path (`members`), sizes (`sizes`), parameters and enumerators
-//!   (`functions`, `enums`), and types as C text (`declaration`).
+//!   (`lookup`), members by path (`members`), sizes (`sizes`), variables of a section (`sections`),
+//!   parameters and enumerators (`functions`, `enums`), and types as C text (`declaration`).
 //!
 //! The blob of a module names types and strings of the kernel's by number ("split BTF"): [`Btf::parse_module`] puts one on top of the
 //! other.
@@ -31,6 +31,7 @@ mod lookup;
 mod members;
 mod record;
 mod records;
+mod sections;
 mod sizes;
 mod slot;
 mod source;
@@ -41,6 +42,7 @@ pub use enums::Enum;
 pub use error::BtfError;
 pub use functions::SharedProto;
 pub use lookup::Btf;
+pub use sections::SectionVariable;
 pub use slot::Slot;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 

@@ -130,6 +130,14 @@ impl<'b> Record<'b> {
         self.elements().map(|[name, ty]| (name, TypeId(ty)))
     }
 
+    /// The variables in a record of kind `DATA_SECTION`: the variable, its offset in the section, and its size.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (TypeId, u32, u32)> + use<'b> {
+        let is_section = self.kind == format::DATA_SECTION;
+        let elements = is_section.then(|| self.elements());
+        let elements = elements.into_iter().flatten();
+        elements.map(|[variable, offset, size]| (TypeId(variable), offset, size))
+    }
+
     /// The body, cut into elements of `WORDS` words.
     fn elements<const WORDS: usize>(
         &self,

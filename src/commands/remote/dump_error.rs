@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use dump::{DumpReadError, DumpedStacksError, OpenDumpError};
 use files::ReadError;
 use inspect::expression::PrintError;
-use inspect::{LogError, ModuleListError, TaskListError};
+use inspect::{LogError, ModuleListError, PerCpuError, TaskListError};
 use thiserror::Error;
 
 use crate::exit::{Exit, Failure};
@@ -46,6 +46,9 @@ pub(crate) enum DumpViewError {
     /// The log.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The per-CPU variables.
+    #[error(transparent)]
+    PerCpu(#[from] PerCpuError),
     /// The stacks.
     #[error(transparent)]
     Stacks(#[from] DumpedStacksError),
@@ -71,6 +74,7 @@ impl Failure for DumpViewError {
         match self {
             Self::Open { source, .. } => source.help().map(str::to_owned),
             Self::Stacks(DumpedStacksError::List(error)) => error.help(),
+            Self::PerCpu(error) => error.help(),
             Self::Print(PrintError::Evaluate(error)) => error.help(),
             _ => None,
         }

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use control::api::{ListedModule, ListedStack, ListedTask, Log, Printed};
+use control::api::{ListedModule, ListedStack, ListedTask, Log, PerCpuVariables, Printed};
 use control::{Client, StacksOf};
 use dump::DumpedKernel;
-use inspect::{ModuleList, TaskList, expression};
+use inspect::{ModuleList, PerCpuList, TaskList, expression};
 use introspect::{Btf, BtfError};
 
 use super::debug_file::identity;
@@ -108,6 +108,16 @@ impl Viewed {
             Self::Dump(dump) => {
                 let log = dump.ask(|kernel| Ok(inspect::Log::read(&kernel.view())?))?;
                 Ok(log.into())
+            }
+        }
+    }
+
+    pub(super) fn per_cpu(&mut self, pattern: &str) -> Result<PerCpuVariables, RemoteError> {
+        match self {
+            Self::Run(client) => Ok(client.per_cpu(pattern)?),
+            Self::Dump(dump) => {
+                let list = dump.ask(|kernel| Ok(PerCpuList::read(&kernel.view(), pattern)?))?;
+                Ok(list.into())
             }
         }
     }

@@ -332,6 +332,18 @@ fn looking(curl: &mut Curl<'_>) {
         "{first:?}"
     );
 
+    let found = curl.get("/percpu?match=runqueue?");
+    let queue = &found["variables"][0];
+    assert_eq!(
+        (&queue["name"], &queue["type"]),
+        (&json!("runqueues"), &json!("struct rq"))
+    );
+    assert_eq!(queue["copies"].as_array().map(Vec::len), Some(2), "{queue}");
+    let long = format!("/percpu?match={}", "x".repeat(257));
+    curl.refused(("GET", &long, ""), &[], (400, "malformed"));
+    let unknown = ("GET", "/percpu?match=no_such_variable", "");
+    curl.refused(unknown, &[], (422, "cannot-evaluate"));
+
     let metrics = curl.ask("GET", "/metrics", "", &[]);
     assert_eq!(metrics.status, 200);
     for name in [
