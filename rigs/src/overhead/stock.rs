@@ -139,7 +139,7 @@ pub(super) const TURNS: [(&str, &str); 16] = [
     (OWN_KPROBE, "the guest's own kprobe event"),
     (OWN_KRETPROBE, "the guest's own kretprobe event"),
     ("stock-exits", "k: ours, counted"),
-    ("stock-kprobe", "k: ours, emitted as an event"),
+    ("stock-kprobe", "k: ours, emitted as an event with types"),
     ("stock-counted", "o: ours, counted, by a jump"),
     (RECORDED, "o: ours, emitted as an event, by a jump"),
     ("stock-kretprobe", "r: ours, emitted as an event"),

@@ -101,6 +101,27 @@ fn targets_are_compared() {
 }
 
 #[test]
+fn typed_event_has_a_row_and_an_untyped_one_another() {
+    let text = [
+        line("stock-none", &[10_000], 0, 0),
+        line("stock-kprobe", &[50_000], 10, 10),
+        line("stock-untyped", &[40_000], 10, 10),
+    ];
+    let page = page(&Found::from([(
+        Backend::Local,
+        Measured::read(&text.join("\n")),
+    )]));
+    let row = |title: &str| {
+        let row = format!("local, debian-6.1 | k: ours, {title}");
+        cells(&page, &row)[3..6].join("; ")
+    };
+    let typed = row("emitted as an event with types");
+    assert_eq!(typed, "5 000 [5 000, 5 000]; 4 000; 1.00");
+    let untyped = row("within the function: emitted as an event without types");
+    assert_eq!(untyped, "4 000 [4 000, 4 000]; 3 000; 1.00");
+}
+
+#[test]
 fn thousands_are_set_off() {
     let numbers = [0.0, 7.4, 999.6, 12_345.0, 1_234_567.0, -4321.0].map(number);
     assert_eq!(
