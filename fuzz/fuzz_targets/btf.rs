@@ -113,6 +113,9 @@ fuzz_target!(|case: Case| {
         let _ = layout.current(u64::MAX, i64::MAX);
     }
     let _ = PerCpu::cpu_number(Some(&btf), &SYMBOLS);
+    for variable in btf.section_variables(".data..percpu").take(MAX_FOLLOWED) {
+        follow(&btf, variable.ty);
+    }
 });
 
 /// Types as those of Linux 6.12, where the current task is a member of `pcpu_hot`.
@@ -158,7 +161,7 @@ fn check_signature(types: &Btf, function: &str) -> Option<usize> {
             param.name.len() + param.shape.declared.len() < 200,
             "{param:?}"
         );
-        let _ = signature.enumerator(&param.shape, 7);
+        let _ = signature.meaning(&param.shape, 7);
     }
     let pointees = signature.params.iter().flat_map(|param| &param.pointee);
     let mut shown = 0;
@@ -199,6 +202,7 @@ fn follow(btf: &Btf, first: TypeId) {
         let _ = (btf.name_of(ty), btf.size_of(ty));
         if let Some(of_enum) = btf.as_enum(ty) {
             let _ = (of_enum.value("GOOD"), of_enum.name(7));
+            let _ = of_enum.meaning(5);
             assert!(of_enum.values().take(1 << 20).count() < 1 << 20);
         }
         if let Some(function) = btf.prototype(ty) {

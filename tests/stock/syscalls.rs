@@ -113,6 +113,11 @@ fn check(image: &str) {
     assert_eq!(params[1].typed.value, Some(Number::Hex(open.args[1])));
     let flags = i64::try_from(open.args[2].0).expect("small");
     assert_eq!(params[2].typed.value, Some(Number::Integer(flags)));
+    let means = params[2].typed.means.as_deref();
+    assert!(
+        means.is_some_and(|names| names.starts_with("O_RDONLY")),
+        "{means:?}"
+    );
     // The registers are the kernel's own: the first argument of the function is a pointer.
     assert_ne!(open.regs.rdi, open.args[0]);
     let opened = return_of(&returns, "retsyscall:openat", opener);

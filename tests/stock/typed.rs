@@ -83,7 +83,10 @@ fn check(image: &str) {
     };
     assert_eq!(names(members), ["flags", "mode", "resolve"]);
     // O_RDONLY, with the O_LARGEFILE that the kernel adds for a program of 64 bits.
-    assert_eq!(how.to_string(), "how={flags=0x8000, mode=0, resolve=0}");
+    assert_eq!(
+        how.to_string(),
+        "how={flags=O_RDONLY|O_LARGEFILE, mode=0, resolve=0}"
+    );
     let summed = probe(&summary, OPEN);
     assert_eq!(
         (summed.exits, summed.tier),

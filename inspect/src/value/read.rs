@@ -1,5 +1,7 @@
 //! Reads values.
 
+use std::borrow::Cow;
+
 use address::Gva;
 use introspect::Btf;
 use introspect::btf::{BitField, Enum, Int, StructId, Type, TypeId, declaration};
@@ -10,8 +12,6 @@ use crate::view::KernelView;
 
 /// The most nameless structs in each other.
 const MAX_NAMELESS: usize = 16;
-/// The most enumerators that are looked at for the flags in a number.
-const MAX_ENUMERATORS: usize = 512;
 
 /// What is shown of a value at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,42 +276,13 @@ impl<'k> Reader<'k> {
                 };
                 Value::Enum {
                     number: Box::new(number),
-                    name: of_enum.and_then(|of_enum| name(of_enum, bits)),
+                    name: of_enum
+                        .and_then(|of_enum| of_enum.meaning(bits))
+                        .map(Cow::into_owned),
                 }
             }
             Type::Pointer(_) => self.pointer(Gva(unsigned)),
             _ => Value::Bytes(bytes.to_vec()),
         }
     }
-}
-
-/// The enumerator with `number`; in an enum of flags, the enumerators of a single bit each that `number` is made of.
-fn name(of_enum: Enum<'_>, number: i64) -> Option<String> {
-    if let Some(name) = of_enum.name(number) {
-        return Some(name.to_owned());
-    }
-    let enumerators = of_enum.values().take(MAX_ENUMERATORS + 1);
-    let enumerators = enumerators.map(|(name, value)| (name, value.cast_unsigned()));
-    let enumerators: Vec<(&str, u64)> = enumerators.collect();
-    let flags = enumerators
-        .iter()
-        .filter(|(_, value)| value.is_power_of_two());
-    let all = flags.clone().fold(0, |all, (_, flag)| all | flag);
-    // Others count something, as one with 1, 2 and 3 does: combined names would be made up.
-    let is_flags = enumerators
-        .iter()
-        .all(|(_, value)| value & !all == 0 && *value != 3);
-    let number = number.cast_unsigned();
-    if !is_flags || number & !all != 0 || enumerators.len() > MAX_ENUMERATORS {
-        return None;
-    }
-    let mut rest = number;
-    let mut names = Vec::new();
-    for (name, flag) in flags {
-        if rest & flag != 0 {
-            rest &= !flag;
-            names.push(*name);
-        }
-    }
-    (!names.is_empty()).then(|| names.join("|"))
 }

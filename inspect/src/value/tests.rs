@@ -159,7 +159,8 @@ fn number(values: &[(&str, u32)], word: u64) -> Value {
 fn only_flags_are_combined() {
     let flags = [("NONE", 0), ("A", 1), ("B", 2), ("C", 4), ("BOTH", 6)];
     assert_eq!(number(&flags, 5).to_string(), "A|C (5)");
-    assert_eq!(number(&flags, 9).to_string(), "9");
+    assert_eq!(number(&flags, 9).to_string(), "A|0x8 (9)");
+    assert_eq!(number(&flags, 8).to_string(), "8");
     let row = [("ONE", 1), ("TWO", 2), ("THREE", 3), ("FOUR", 4)];
     assert_eq!(number(&row, 5).to_string(), "5");
     let states = [("ONE", 1), ("TWO", 2), ("TEN", 10)];

@@ -15,7 +15,8 @@ pub enum Value {
     Enum {
         /// The number, with or without a sign.
         number: Box<Value>,
-        /// The enumerator, or several with `|` between them whose bits are those of the number.
+        /// The enumerator, or several with `|` between them whose bits are those of the number; bits without an enumerator come last, as a
+        /// number.
         name: Option<String>,
     },
     /// A pointer.

@@ -1,6 +1,8 @@
 //! Names for numbers.
 
-use super::{Btf, TypeId, format, record::Record};
+use std::borrow::Cow;
+
+use super::{Btf, TypeId, are_flags, combined, format, record::Record};
 
 /// The most enumerators that are looked at for a name.
 const MAX_ENUMERATORS: usize = 4096;
@@ -62,5 +64,18 @@ impl<'b> Enum<'b> {
         let mut enumerators = self.record.enumerators().take(MAX_ENUMERATORS);
         let (name, _) = enumerators.find(|(_, found)| *found == value)?;
         self.btf.records.string(name)
+    }
+
+    /// The first enumerator with the number `value`; in an enum of flags, the enumerators of a single bit each that `value` is made of, and
+    /// the bits without an enumerator as a number: `READ|WRITE|0x40`.
+    #[must_use]
+    pub fn meaning(self, value: i64) -> Option<Cow<'b, str>> {
+        if let Some(name) = self.name(value) {
+            return Some(Cow::Borrowed(name));
+        }
+        let numbers = self.record.enumerators().map(|(_, number)| number);
+        let is_flags = are_flags(numbers);
+        let combined = is_flags.then(|| combined(self.values(), value));
+        combined.flatten().map(Cow::Owned)
     }
 }

@@ -12,7 +12,7 @@
 //!   are;
 //! - the types above: [`Btf`] sorts the names once (`index`), and finds types by name and by number
 //!   (`lookup`), members by path (`members`), sizes (`sizes`), variables of a section (`sections`),
-//!   parameters and enumerators (`functions`, `enums`), and types as C text (`declaration`).
+//!   parameters and enumerators (`functions`, `enums`, `flags`), and types as C text (`declaration`).
 //!
 //! The blob of a module names types and strings of the kernel's by number ("split BTF"): [`Btf::parse_module`] puts one on top of the
 //! other.
@@ -24,6 +24,7 @@
 mod declaration;
 mod enums;
 mod error;
+mod flags;
 mod format;
 mod functions;
 mod index;
@@ -40,6 +41,7 @@ mod types;
 pub use declaration::{Declarator, declaration};
 pub use enums::Enum;
 pub use error::BtfError;
+pub(crate) use flags::{are_flags, combined};
 pub use functions::SharedProto;
 pub use lookup::Btf;
 pub use sections::SectionVariable;

@@ -104,7 +104,7 @@ impl<'b> Record<'b> {
 
     /// The enumerators in a record of kind `ENUM` or `ENUM64`: the names' offsets, and the numbers.
     /// The record's flag marks an enum with numbers below zero; before 6.0 no enum had the flag.
-    pub(super) fn enumerators(&self) -> impl Iterator<Item = (u32, i64)> + use<'b> {
+    pub(super) fn enumerators(&self) -> impl Iterator<Item = (u32, i64)> + Clone + use<'b> {
         let flag = self.flag;
         let (narrow, wide) = if self.kind == format::ENUM64 {
             (None, Some(self.elements()))
@@ -141,7 +141,7 @@ impl<'b> Record<'b> {
     /// The body, cut into elements of `WORDS` words.
     fn elements<const WORDS: usize>(
         &self,
-    ) -> impl ExactSizeIterator<Item = [u32; WORDS]> + use<'b, WORDS> {
+    ) -> impl ExactSizeIterator<Item = [u32; WORDS]> + Clone + use<'b, WORDS> {
         let (words, _) = self.body.as_chunks::<4>();
         let (elements, _) = words.as_chunks::<WORDS>();
         elements.iter().map(|words| words.map(u32::from_le_bytes))

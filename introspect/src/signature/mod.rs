@@ -5,17 +5,21 @@
 
 mod kind;
 mod names;
+mod open_flags;
 mod place;
 mod pointee;
 mod syscall;
 mod tracepoint;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::btf::{Btf, SharedProto, TypeId, declaration};
 
 pub use kind::Kind;
 use names::EnumNames;
+pub use open_flags::Macros;
+use open_flags::open_flags;
 use place::Places;
 pub use place::ValuePlace;
 pub use pointee::{Pointee, PointeeMember};
@@ -59,6 +63,8 @@ pub struct Shape {
     pub declared: Arc<str>,
     /// How the value is read.
     pub kind: Kind,
+    /// The macros of which a number is made; BTF has none.
+    pub macros: Option<Macros>,
 }
 
 /// Why a function has no types.
@@ -145,11 +151,16 @@ impl Signature {
         self.params.iter().any(is_in_memory)
     }
 
-    /// The name of `value` in the enum of `shape`, among the first hundred or so of the signature's enums.
+    /// The name of `value` in the enum of `shape`, among the first hundred or so of the signature's enums, or the names of its flags.
     #[must_use]
-    pub fn enumerator(&self, shape: &Shape, value: i64) -> Option<&str> {
-        match shape.kind {
-            Kind::Enum { ty, .. } => self.names.name(ty, value),
+    pub fn meaning(&self, shape: &Shape, value: i64) -> Option<Cow<'_, str>> {
+        match (shape.kind, shape.macros) {
+            (Kind::Enum { ty, .. }, _) => self.names.name(ty, value),
+            (Kind::Integer { bytes, .. }, Some(Macros::OpenFlags)) => {
+                let unused = 64 - 8 * u32::from(bytes.clamp(1, 8));
+                let flags = value.cast_unsigned() << unused >> unused;
+                Some(Cow::Owned(open_flags(flags)))
+            }
             _ => None,
         }
     }
@@ -189,6 +200,7 @@ impl Shape {
         Self {
             declared: shortened(&declaration(types, ty), MAX_DECLARED_BYTES),
             kind: Kind::of(types, ty),
+            macros: None,
         }
     }
 }
@@ -257,10 +269,12 @@ mod tests {
         assert!(signature.needs_memory());
         let mode = &signature.params[3].shape;
         assert_eq!(
-            signature.enumerator(mode, mode.kind.number(0xffff_ffff)),
+            signature
+                .meaning(mode, mode.kind.number(0xffff_ffff))
+                .as_deref(),
             Some("BAD")
         );
-        assert_eq!(signature.enumerator(mode, 7), None);
+        assert_eq!(signature.meaning(mode, 7), None);
     }
 
     #[test]
@@ -277,8 +291,29 @@ mod tests {
             Signature::of_function(&Btf::parse(bytes).expect("types"), "set").expect("typed");
         assert!(held.upgrade().is_none(), "the blob is freed");
         let returns = signature.returns.as_ref().expect("a value");
-        assert_eq!(signature.enumerator(returns, 100), Some("NAME_100"));
-        assert_eq!(signature.enumerator(returns, 999), None);
+        assert_eq!(signature.meaning(returns, 100).as_deref(), Some("NAME_100"));
+        assert_eq!(signature.meaning(returns, 999), None);
+    }
+
+    #[test]
+    fn flags_of_an_enum_have_their_names_if_all_of_them_are_known() {
+        let meaning = |count: u32| {
+            let mut blob = Blob::new();
+            let names: Vec<String> = (0..count).map(|bit| format!("BIT_{bit}")).collect();
+            let flags = names.iter().map(String::as_str).zip((0..32).cycle());
+            let flags: Vec<(&str, u32)> = flags.map(|(name, bit)| (name, 1 << bit)).collect();
+            let mode = blob.enumeration("mode", false, &flags);
+            blob.function("set", 0, &[("mode", mode)]);
+            let types = Btf::parse(blob.finish()).expect("types");
+            let signature = Signature::of_function(&types, "set").expect("typed");
+            let meaning = signature.meaning(&signature.params[0].shape, 0x45);
+            meaning.map(Cow::into_owned)
+        };
+        assert_eq!(meaning(3).as_deref(), Some("BIT_0|BIT_2|0x40"));
+        // A signature has the first 128 enumerators.
+        let whole = u32::try_from(names::MAX_ENUMERATORS).expect("few");
+        assert_eq!(meaning(whole).as_deref(), Some("BIT_0|BIT_2|BIT_6"));
+        assert_eq!(meaning(whole + 1), None);
     }
 
     #[test]

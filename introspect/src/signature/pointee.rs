@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::kind::Kind;
-use super::{MAX_NAME_BYTES, Shape, shortened};
+use super::{MAX_NAME_BYTES, Macros, Shape, shortened};
 use crate::btf::{Btf, StructId, Type, TypeId};
 
 /// Larger structs are not shown.
@@ -17,6 +17,10 @@ const MAX_MEMBERS: usize = 6;
 const MAX_DEPTH: usize = 4;
 /// The most members looked at: a nameless struct may have none of its own, and a guest chooses the types of its modules.
 const MAX_VISITED: usize = 64;
+/// The argument of `openat2`.
+const OPEN_HOW: &str = "open_how";
+/// The member of [`OPEN_HOW`] that is made of macros.
+const FLAGS: &str = "flags";
 
 /// A small struct behind a pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +61,7 @@ impl Pointee {
             .filter(|bytes| *bytes <= MAX_STRUCT_BYTES)?;
         let mut search = MemberSearch {
             types,
+            is_open_how: types.name_of(ty) == Some(OPEN_HOW),
             bytes,
             visits: MAX_VISITED,
             members: Vec::new(),
@@ -87,6 +92,8 @@ impl PointeeMember {
 /// The members found so far of a struct.
 struct MemberSearch<'s> {
     types: &'s Btf,
+    /// Whether the struct is [`OPEN_HOW`].
+    is_open_how: bool,
     /// The size of the struct.
     bytes: u64,
     /// The number of members that may still be looked at.
@@ -108,7 +115,9 @@ impl MemberSearch<'_> {
                 self.collect(inner, at, depth.checked_sub(1)?)?;
                 continue;
             };
-            let shape = Shape::new(self.types, member.ty);
+            let mut shape = Shape::new(self.types, member.ty);
+            shape.macros = self.is_open_how.then_some(Macros::OpenFlags);
+            shape.macros = shape.macros.filter(|_| name == FLAGS);
             let is_shown = !matches!(shape.kind, Kind::Larger | Kind::Word { .. });
             if member.bits.is_some() || !is_shown || self.members.len() == MAX_MEMBERS {
                 return None;
@@ -159,6 +168,24 @@ mod tests {
         let kind = pointee.members[1].shape.kind;
         assert_eq!(kind.number(pointee.members[1].word(&bytes)), 0x0807_0605);
         assert_eq!(pointee.members[3].word(&bytes), 0x1413_1211);
+    }
+
+    #[test]
+    fn only_the_flags_of_an_opened_file_are_macros() {
+        let macros = |holder: &str| {
+            let mut blob = Blob::new();
+            let long = blob.int("long unsigned int", 8);
+            let members = [("flags", long, 0), ("mode", long, 8)];
+            let holder = blob.structure(holder, 16, &members);
+            let pointer = blob.pointer(holder);
+            let pointee = pointee(blob, pointer).expect("shown");
+            let members = pointee.members.iter();
+            members
+                .map(|member| member.shape.macros)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(macros("open_how"), [Some(Macros::OpenFlags), None]);
+        assert_eq!(macros("other"), [None, None]);
     }
 
     #[test]

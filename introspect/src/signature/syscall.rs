@@ -2,7 +2,8 @@
 
 use super::names::EnumNames;
 use super::{
-    Kind, Parameter, Pointee, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
+    Kind, Macros, Parameter, Pointee, Shape, Signature, ValuePlace, buffers_are_no_strings,
+    shortened,
 };
 use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
 use crate::btf::Btf;
@@ -10,6 +11,8 @@ use crate::syscalls::SyscallArgument;
 
 /// System calls that return an address as a `long`.
 const RETURN_ADDRESSES: [&str; 4] = ["brk", "mmap", "mremap", "shmat"];
+/// System calls whose `flags` are those of an opened file.
+const OPEN_CALLS: [&str; 2] = ["open", "openat"];
 /// The ends of names of strings that a length may follow: the length is not theirs.
 const PATHS: [&str; 3] = ["path", "pathname", "filename"];
 
@@ -24,6 +27,7 @@ impl Signature {
             shape: Shape {
                 declared: shortened(&argument.declared, MAX_DECLARED_BYTES),
                 kind: kind(types, &argument.declared),
+                macros: None,
             },
             pointee: pointee(types, &argument.declared),
         });
@@ -44,7 +48,12 @@ impl Signature {
         Self::with_long_result(name, self.params, self.names)
     }
 
-    fn with_long_result(name: &str, params: Vec<Parameter>, names: EnumNames) -> Self {
+    fn with_long_result(name: &str, mut params: Vec<Parameter>, names: EnumNames) -> Self {
+        if OPEN_CALLS.contains(&name) {
+            for param in params.iter_mut().filter(|param| &*param.name == "flags") {
+                param.shape.macros = Some(Macros::OpenFlags);
+            }
+        }
         let kind = if RETURN_ADDRESSES.contains(&name) {
             Kind::Pointer
         } else {
@@ -58,6 +67,7 @@ impl Signature {
             returns: Some(Shape {
                 declared: "long".into(),
                 kind,
+                macros: None,
             }),
             names,
         }
@@ -169,7 +179,7 @@ mod tests {
         let rule = &signature.params[0];
         assert_eq!(rule.place, ValuePlace::Register(0));
         assert_eq!(
-            signature.enumerator(&rule.shape, 1),
+            signature.meaning(&rule.shape, 1).as_deref(),
             Some("PATH_BENEATH"),
             "{rule:?}"
         );
@@ -181,6 +191,21 @@ mod tests {
             ]),
             [Kind::Pointer, int(4, false), int(1, true)]
         );
+    }
+
+    #[test]
+    fn only_flags_of_opened_files_have_the_names_of_macros() {
+        let meaning = |name, argument| {
+            let signature = signature(name, &[("int", argument)]);
+            let shape = &signature.params[0].shape;
+            let meaning = signature.meaning(shape, -0x7fff_ff00);
+            meaning.map(std::borrow::Cow::into_owned)
+        };
+        let shown = Some("O_RDONLY|O_NOCTTY|0x80000000".to_owned());
+        assert_eq!(meaning("openat", "flags"), shown);
+        assert_eq!(meaning("open", "flags"), shown);
+        assert_eq!(meaning("openat", "mode"), None);
+        assert_eq!(meaning("unlinkat", "flags"), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Strings and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
 //! has no detour. Such a probe also shows the members of small structs, which alone are not worth an exit.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
@@ -246,7 +247,7 @@ fn typed(signature: &Signature, shape: &Shape, word: u64, string: Option<GuestSt
     };
     Typed {
         value: (shape.kind != Kind::Larger).then_some(value),
-        means: signature.enumerator(shape, number).map(str::to_owned),
+        means: signature.meaning(shape, number).map(Cow::into_owned),
         string,
         ..Typed::without_value(Arc::clone(&shape.declared))
     }
