@@ -170,8 +170,8 @@ pub struct ProgramFrame {
     /// The offset of the instruction in the file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub offset: Option<Hex>,
-    /// Whether the function was found by the frame pointer of a function without unwind rules: callers between the two may be missing. Absent
-    /// if false.
+    /// Whether the frame pointer of a function without unwind rules led here: the function may be no caller at all, and callers may be missing.
+    /// Absent if false.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub by_frame_pointer: bool,
 }

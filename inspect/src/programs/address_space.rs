@@ -12,6 +12,9 @@ use super::direct_map::{DirectMap, Mapped};
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
 
+/// The first address behind a program's half, with page tables of 4 or 5 levels.
+pub(super) const PROGRAM_END: u64 = 1 << 56;
+
 /// The member of `mm_struct` with the page tables.
 #[derive(Debug)]
 pub(crate) struct SpaceLayout {
@@ -48,8 +51,10 @@ impl SpaceLayout {
 }
 
 impl AddressSpace<'_> {
-    /// Fills `buf` from `at` on; `None` if a page of the range is not in memory.
+    /// Fills `buf` from `at` on; `None` if a page of the range is not in memory, or is the kernel's.
     pub(crate) fn read(&self, at: Gva, buf: &mut [u8]) -> Option<()> {
+        let end = at.0.checked_add(buf.len() as u64);
+        end.filter(|end| *end <= PROGRAM_END)?;
         read_virt(&self.memory, &self.paging, at, buf).ok()
     }
 }

@@ -14,7 +14,7 @@ pub enum FoundBy {
     Registers,
     /// The unwind rule of the function that this function has called, or that has interrupted this function.
     Rule,
-    /// The frame pointer of a function without unwind rules. Callers between the two functions may be missing.
+    /// The frame pointer of a function without unwind rules, of this function's callee or of one further in: the function may be no caller at all.
     FramePointer,
 }
 
@@ -71,6 +71,12 @@ pub enum StackEnd {
     /// No mapping, or one that the kernel's lists do not lead to.
     #[error("no file is mapped at {0}")]
     NotMapped(Gva),
+    /// Code that the program has made, or an image that is no file.
+    #[error("the code at {0} is of no file")]
+    NoFile(Gva),
+    /// A rule has led from a frame found by a frame pointer to an address that is no return address.
+    #[error("{0} lies behind no call: the frame pointer of a callee was none")]
+    NoCall(Gva),
     /// The file is not a program's, or its beginning is not in memory.
     #[error(
         "the headers of the file at {0} are not in memory, or are not those of a 64-bit program"
@@ -90,12 +96,12 @@ pub enum StackEnd {
 }
 
 impl StackEnd {
-    /// Whether the code has no unwind rule: code made at run time, or of a file without rules.
+    /// Whether the code has no unwind rule: no code, code made at run time, or code of a file without rules.
     pub(super) const fn is_without_rules(&self) -> bool {
         matches!(
             self,
             Self::NotMapped(_)
-                | Self::NoHeaders(_)
+                | Self::NoFile(_)
                 | Self::NoCaller {
                     why: NoCaller::NoRule,
                     ..

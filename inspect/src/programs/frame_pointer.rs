@@ -6,9 +6,9 @@
 //!          …
 //! ```
 //!
-//! Code without rules need not have a frame pointer: rbp may be any value. So a caller is believed only if its address lies behind a call. A
-//! function that has called the kernel or was interrupted before it has a frame of its own, and that does not begin with `push rbp`, still
-//! loses its caller.
+//! Code without rules need not have a frame pointer: rbp may be any value. So a caller is believed only if its address lies behind a call, and
+//! remains a guess: the word may be left over from a finished call, or be a pointer to a function. A function that has called the kernel or was
+//! interrupted before it has a frame of its own, and that does not begin with `push rbp`, loses its caller.
 
 use introspect::insn::{MAX_CALL_BYTES, ends_with_call};
 
@@ -25,13 +25,23 @@ const SET_RBP: [[u8; 3]; 2] = [[0x48, 0x89, 0xe5], [0x48, 0x8b, 0xec]];
 
 /// The place of an instruction in its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Within {
-    /// Before `push rbp`, at the return, or without code, as at a call of address 0: the return address is on top of the stack.
+pub(super) enum Within {
+    /// Before `push rbp`, at the return, or at an address without code: the return address is on top of the stack.
     NoFrame,
     /// Between `push rbp` and `mov rbp, rsp`: the caller's rbp is on top of the stack.
     Pushed,
     /// Between `mov rbp, rsp` and the end.
     Framed,
+}
+
+/// Whether `at` is the address behind a call.
+pub(super) fn is_behind_call(code: &dyn Bytes, at: u64) -> bool {
+    // A mapping may begin with the call.
+    let before = (2..=MAX_CALL_BYTES).rev().find_map(|len| {
+        let start = at.checked_sub(len as u64)?;
+        code.bytes(start, len)
+    });
+    before.is_some_and(|bytes| ends_with_call(&bytes))
 }
 
 /// A program without unwind rules.
@@ -43,19 +53,14 @@ pub(super) struct FramePointers<'p> {
 }
 
 impl FramePointers<'_> {
-    /// The registers in the caller of the function in a frame with `registers`, which was `interrupted` or has called; `None` if there is no such
-    /// caller.
+    /// The registers in the caller of the function in a frame with `registers`; `None` if there is no such caller.
     pub(super) fn caller(
         &self,
         registers: &ProgramRegisters,
-        interrupted: bool,
+        within: Within,
     ) -> Option<ProgramRegisters> {
-        let [ip, sp, bp] = [IP, SP, BP].map(|register| registers.values[register]);
+        let [sp, bp] = [SP, BP].map(|register| registers.values[register]);
         let (sp, bp) = (sp?, bp?);
-        let within = match interrupted {
-            true => self.within(ip?),
-            false => Within::Framed,
-        };
         let (saved, returns_at) = match within {
             Within::NoFrame => (None, sp),
             Within::Pushed => (Some(sp), sp.checked_add(WORD_BYTES)?),
@@ -66,8 +71,7 @@ impl FramePointers<'_> {
             return None;
         }
         let returns_to = self.word(returns_at)?;
-        let before = returns_to.checked_sub(MAX_CALL_BYTES as u64)?;
-        if !ends_with_call(&self.code.bytes(before, MAX_CALL_BYTES)?) {
+        if !is_behind_call(self.code, returns_to) {
             return None;
         }
         // The function may have changed each other register.
@@ -85,12 +89,10 @@ impl FramePointers<'_> {
     }
 
     /// Where the interrupted instruction at `ip` is in its function.
-    fn within(&self, ip: u64) -> Within {
+    pub(super) fn within(&self, ip: u64) -> Within {
         // The end of the code may be near.
         let has = |at, code: &[u8]| self.code.bytes(at, code.len()).is_some_and(|it| it == code);
-        let is_mapped = self.code.bytes(ip, 1).is_some();
-        let is_entry = has(ip, &ENTRY) || has(ip, &PUSH_RBP);
-        if !is_mapped || is_entry || has(ip, &RET) {
+        if has(ip, &ENTRY) || has(ip, &PUSH_RBP) || has(ip, &RET) {
             return Within::NoFrame;
         }
         let follows_push = ip
@@ -135,8 +137,7 @@ mod tests {
         bytes.extend(ENTRY);
         bytes.extend(SET_RBP[0]);
         bytes.extend([0x90, 0x5d, 0xc3]);
-        // The longest call in front of the return address is looked for.
-        At(CODE - 8, [vec![0x90; 8], bytes].concat())
+        At(CODE, bytes)
     }
 
     /// The callers rip, rsp and rbp of the instruction at `offset` in the function of [`code`], with `words` on the stack and rbp at `bp`.
@@ -149,7 +150,7 @@ mod tests {
             code: &code(),
             stack: &At(STACK, words),
         };
-        let found = pointers.caller(&registers, true)?;
+        let found = pointers.caller(&registers, pointers.within(CODE + 8 + offset))?;
         assert_eq!(found.values[3], None, "rbx is not known");
         Some([IP, SP, BP].map(|register| found.values[register]))
     }
@@ -174,9 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn call_of_no_code_returns_to_the_top_of_the_stack() {
-        let top = Some([Some(RETURN), Some(STACK + 8), Some(1)]);
-        assert_eq!(caller(0x1000, &[RETURN], 1), top);
+    fn address_at_the_start_of_the_code_is_behind_a_call_of_five_bytes() {
+        assert!(is_behind_call(&code(), RETURN));
+        assert!(!is_behind_call(&code(), RETURN + 1));
+        assert!(!is_behind_call(&code(), CODE));
     }
 
     #[test]

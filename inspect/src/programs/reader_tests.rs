@@ -5,8 +5,8 @@ use introspect::btf::synthetic::Blob;
 use introspect::orc::SavedRegisters;
 
 use super::files::ProgramFiles;
-use super::frame::{ProgramStack, StackEnd};
-use super::registers::{IP, ProgramRegisters, SP};
+use super::frame::{FoundBy, ProgramStack, StackEnd};
+use super::registers::{BP, IP, ProgramRegisters, SP};
 use super::stack::ProgramStacks;
 use crate::fake::{BASE, Fake, at};
 
@@ -134,6 +134,66 @@ fn kernel() -> Fake {
 
 fn cache(f: &mut Fake) {
     f.point(PAGES + 16, FOLIOS + 8 * 64);
+}
+
+/// The stack from `ip` on, with `bp` in rbp.
+fn look_with_frame(f: &Fake, ip: u64, bp: u64) -> ProgramStack {
+    let view = f.view();
+    let stacks = ProgramStacks::new(view.types().expect("types")).expect("layout");
+    let files = ProgramFiles::default();
+    let reader = stacks.reader(&view, &files, 1 << 20).expect("reader");
+    let mut values = [0; 17];
+    (values[IP], values[SP], values[BP]) = (ip, STACK, bp);
+    reader.stack(at(TASK), &ProgramRegisters::of_vcpu(values, true))
+}
+
+/// Code with a call at offset 0x20, of which the page tables have the page.
+fn code_with_call(f: &mut Fake) {
+    f.put64(0x13000, 0x15000 | 7);
+    f.put(0x15000 + 0x20, &[0xe8, 0, 0, 0, 0]);
+}
+
+#[test]
+fn code_of_a_file_without_headers_in_memory_may_have_rules() {
+    let mut f = kernel();
+    code_with_call(&mut f);
+    f.put64(0x14008, CODE + 0x25);
+    let stack = look_with_frame(&f, CODE + 0x10, STACK);
+    assert_eq!(
+        stack.incomplete,
+        Some(StackEnd::NoHeaders(Gva(CODE + 0x10)))
+    );
+    assert_eq!(stack.frames.len(), 1);
+}
+
+#[test]
+fn frame_pointer_leads_to_a_caller_with_a_mark_and_on() {
+    let mut f = kernel();
+    cache(&mut f);
+    code_with_call(&mut f);
+    f.put64(0x14000, STACK + 16);
+    f.put64(0x14008, CODE + 0x25);
+    let stack = look_with_frame(&f, CODE + 0x10, STACK);
+    let found = stack.frames.iter().map(|frame| frame.found_by);
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [FoundBy::Registers, FoundBy::FramePointer],
+        "{stack:?}"
+    );
+}
+
+#[test]
+fn frame_pointer_into_the_kernel_leads_nowhere() {
+    let mut f = kernel();
+    cache(&mut f);
+    code_with_call(&mut f);
+    f.put64(PGD + 8 * 511, 0x16000 | 3);
+    f.put64(0x16000 + 8 * 510, 0x17000 | 3);
+    f.put64(0x17000 + 8 * 8, 0x18000 | 3);
+    f.put64(0x18000 + 8 * 0x30, 0x30000 | 3);
+    f.put64(0x30008, CODE + 0x25);
+    let stack = look_with_frame(&f, CODE + 0x10, BASE.0 + 0x30000);
+    assert_eq!(stack.frames.len(), 1, "{stack:?}");
 }
 
 fn look(f: &Fake, files: &ProgramFiles, limit: usize, ip: u64) -> ProgramStack {

@@ -10,12 +10,12 @@ use introspect::btf::Slot;
 use introspect::orc::SavedRegisters;
 use thiserror::Error;
 
-use super::address_space::{AddressSpace, SpaceLayout};
+use super::address_space::{AddressSpace, PROGRAM_END, SpaceLayout};
 use super::direct_map::DirectMap;
 use super::elf::Bytes;
 use super::files::{FileKey, ProgramFiles};
 use super::frame::{FoundBy, ProgramFrame, ProgramStack, StackEnd};
-use super::frame_pointer::FramePointers;
+use super::frame_pointer::{FramePointers, Within, is_behind_call};
 use super::loaded_file::{LoadedFile, MappedFile, Opened};
 use super::mapping::{Mapping, MappingLayout};
 use super::memory::{Image, InCache, Resident};
@@ -31,8 +31,6 @@ use crate::structs::{NoType, StructType};
 const MAX_FRAMES: usize = 128;
 /// `THREAD_SIZE`.
 const STACK_BYTES: u64 = 16 << 10;
-/// The first address behind a program's half, with page tables of 4 or 5 levels.
-const PROGRAM_END: u64 = 1 << 56;
 
 /// The kernel's map of physical memory is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -257,12 +255,17 @@ impl Program<'_> {
             let caller = match by_rule {
                 Ok(None) => return Ok(()),
                 Ok(Some(caller)) => {
-                    found_by = FoundBy::Rule;
+                    if found_by == FoundBy::FramePointer {
+                        self.check_return(&caller)?;
+                    } else {
+                        found_by = FoundBy::Rule;
+                    }
                     caller
                 }
                 Err(end) if end.is_without_rules() => {
                     found_by = FoundBy::FramePointer;
-                    self.caller_by_frame_pointer(&registers, interrupted)
+                    let is_code = !matches!(end, StackEnd::NotMapped(_));
+                    self.caller_by_frame_pointer(&registers, interrupted, is_code)
                         .ok_or(end)?
                 }
                 Err(end) => return Err(end),
@@ -297,15 +300,33 @@ impl Program<'_> {
         &self,
         registers: &ProgramRegisters,
         interrupted: bool,
+        is_code: bool,
     ) -> Option<Caller> {
         let pointers = FramePointers {
             code: &Code(self),
             stack: &Resident(&self.space),
         };
+        let within = match (interrupted, is_code, registers.values[IP]) {
+            (true, true, Some(ip)) => pointers.within(ip),
+            // The program has called an address without code.
+            (true, false, _) => Within::NoFrame,
+            _ => Within::Framed,
+        };
         Some(Caller {
-            registers: pointers.caller(registers, interrupted)?,
+            registers: pointers.caller(registers, within)?,
             interrupted: false,
         })
+    }
+
+    /// Behind a frame pointer, a rule may have started from a false stack pointer: its caller must be behind a call, unless a signal has
+    /// interrupted the caller.
+    fn check_return(&self, caller: &Caller) -> Result<(), StackEnd> {
+        match caller.registers.values[IP] {
+            Some(ip) if ip != 0 && !caller.interrupted && !is_behind_call(&Code(self), ip) => {
+                Err(StackEnd::NoCall(Gva(ip)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn frame(
@@ -383,7 +404,7 @@ impl Program<'_> {
         let within = at.0 - mapping.start.0;
         let (file, mapped, offset) = match mapping.file {
             Some((file, offset)) => {
-                let pages = self.pages(file).ok_or(StackEnd::NotMapped(at))?;
+                let pages = self.pages(file).ok_or(no_headers.clone())?;
                 let mapped = MappedFile {
                     pages,
                     path: self.path(file),
@@ -393,7 +414,8 @@ impl Program<'_> {
             }
             None => {
                 let image = Image(&self.space, mapping.start);
-                (LoadedFile::read(&image).map(Arc::new), None, within)
+                let image = LoadedFile::read(&image).ok_or(StackEnd::NoFile(at))?;
+                (Some(Arc::new(image)), None, within)
             }
         };
         let file = file.ok_or(no_headers.clone())?;
