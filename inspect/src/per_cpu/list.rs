@@ -7,7 +7,7 @@ use introspect::btf::TypeId;
 use introspect::{Btf, Symbol, nearest_names};
 use thiserror::Error;
 
-use super::offsets::{LABELS, PerCpuOffsets, TABLE, section};
+use super::offsets::{INNER_LABELS, LABELS, PerCpuOffsets, TABLE, section};
 use crate::expression::{Object, declared_type};
 use crate::value::{Limits, Value};
 use crate::view::{KernelView, NotReadable};
@@ -26,7 +26,7 @@ const NEAR: usize = 5;
 pub enum PerCpuError {
     /// The symbol table has functions only.
     #[error(
-        "the kernel's symbol table has no `{label}`, so that per-CPU variables cannot be found (CONFIG_KALLSYMS_ALL)"
+        "the kernel's symbol table has no `{label}`, so that per-CPU variables cannot be found: the kernel is built without CONFIG_KALLSYMS_ALL or CONFIG_SMP"
     )]
     NoLabel {
         /// The symbol.
@@ -120,7 +120,8 @@ impl PerCpuList {
         let offsets = PerCpuOffsets::find(view);
         let offsets = offsets.ok_or(PerCpuError::NoLabel { label: TABLE })?;
         let is_variable = |symbol: &Symbol| {
-            let is_label = LABELS.contains(&&*symbol.name);
+            let mut labels = LABELS.iter().chain(&INNER_LABELS);
+            let is_label = labels.any(|label| *label == symbol.name);
             section.contains(&symbol.address)
                 && symbol.module.is_none()
                 && !symbol.is_text()

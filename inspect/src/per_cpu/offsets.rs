@@ -8,6 +8,8 @@ use crate::view::{KernelView, NotReadable};
 
 /// The labels around the section.
 pub(super) const LABELS: [&str; 2] = ["__per_cpu_start", "__per_cpu_end"];
+/// Labels within the section, from 6.15 on.
+pub(super) const INNER_LABELS: [&str; 2] = ["__per_cpu_hot_start", "__per_cpu_hot_end"];
 /// The table of distances.
 pub(crate) const TABLE: &str = "__per_cpu_offset";
 const ENTRY_BYTES: u64 = 8;

@@ -8,6 +8,8 @@
 
 /// The most enumerators that are looked at.
 const MAX_ENUMERATORS: usize = 512;
+/// The most bytes of combined names. A name of a hostile kernel is as long as a symbol, and a list has thousands of values.
+const MAX_TEXT_BYTES: usize = 512;
 /// The least number that only flags skip 3 for.
 const FIRST_FLAG_OF_FLAGS: u64 = 4;
 
@@ -26,7 +28,8 @@ pub(crate) fn are_flags(numbers: impl Iterator<Item = i64> + Clone) -> bool {
             .all(|number| number & !all == 0 && number != 3)
 }
 
-/// The names of the single bits of `number`, and the bits without a name as a number: `READ|WRITE|0x40`. `None` if no bit has a name.
+/// The names of the single bits of `number`, and the bits without a name as a number: `READ|WRITE|0x40`. `None` if no bit has a name, or the names
+/// are too long.
 pub(crate) fn combined<'n>(
     flags: impl Iterator<Item = (&'n str, i64)>,
     number: i64,
@@ -45,7 +48,7 @@ pub(crate) fn combined<'n>(
     if rest != 0 && !text.is_empty() {
         text.push_str(&format!("|{rest:#x}"));
     }
-    (!text.is_empty()).then_some(text)
+    (1..=MAX_TEXT_BYTES).contains(&text.len()).then_some(text)
 }
 
 #[cfg(test)]
@@ -87,5 +90,13 @@ mod tests {
         assert_eq!(combined(0x45).as_deref(), Some("A|C|0x40"));
         assert_eq!(combined(0x42), None);
         assert_eq!(combined(0), None);
+    }
+
+    #[test]
+    fn names_that_are_too_long_are_not_combined() {
+        let long = "A".repeat(MAX_TEXT_BYTES);
+        let named = |number| combined([(&*long, 1), ("B", 4)].into_iter(), number);
+        assert_eq!(named(1), Some(long.clone()));
+        assert_eq!(named(5), None);
     }
 }

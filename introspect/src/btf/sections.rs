@@ -16,8 +16,8 @@ pub struct SectionVariable<'b> {
 }
 
 impl Btf {
-    /// The variables of the section called `name`, for instance `.data..percpu`. Empty if the types do not have the section: those of
-    /// kernels before 5.11 have none.
+    /// The variables of the section called `name`, for instance `.data..percpu`. Empty if the types do not have the section, as with
+    /// an old pahole.
     pub fn section_variables(&self, name: &str) -> impl Iterator<Item = SectionVariable<'_>> {
         let section = self.find(name, &[format::DATA_SECTION]);
         let record = section.and_then(|section| self.records.record(section));

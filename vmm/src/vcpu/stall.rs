@@ -53,7 +53,7 @@ mod tests {
     fn clock_is_read_without_files_and_system_calls() {
         let calls = [libc::SYS_clock_gettime, libc::SYS_openat, libc::SYS_prctl];
         let rules: BTreeMap<_, _> = calls.map(|call| (call, Vec::new())).into();
-        let refused = SeccompAction::KillProcess;
+        let refused = SeccompAction::KillThread;
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, TargetArch::x86_64);
         let program: BpfProgram = filter.expect("a filter").try_into().expect("a program");
         let read = std::thread::spawn(move || {
