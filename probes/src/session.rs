@@ -134,6 +134,7 @@ impl Session {
         let abilities = Abilities {
             plant,
             debug_execute: facts.debug_execute,
+            interprets: facts.port == vmm::PortDelivery::AfterInstruction,
             int3_exits: facts.int3.is_usable(),
             int3_to_guest: facts.int3_reaches_guest(),
             holds_interrupts: facts.holds_interrupts,
@@ -238,6 +239,7 @@ impl Session {
             let paused = control.pause_all();
             guest.vcpus = self.engine.inventory().vcpu_stacks(&paused);
         }
+        self.engine.miss_unseen_pages();
         Ok(Summary {
             accel: accel.to_owned(),
             guest,

@@ -9,6 +9,9 @@ use super::tree::TreeLayout;
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
 
+/// `DEFAULT_MAX_MAP_COUNT`.
+const MAX_MAPPINGS: usize = 65_530;
+
 /// A range of a program's address space (`vm_area_struct`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
@@ -50,6 +53,27 @@ impl MappingLayout {
             page: area.slot("vm_pgoff")?,
             file: area.slot("vm_file")?,
         })
+    }
+
+    /// The `struct file` of each mapping of the program with the `mm_struct` at `memory`, in the order of addresses.
+    pub(super) fn files(&self, reads: &Reads<'_>, memory: Gva) -> Result<Vec<Gva>, ReadsError> {
+        let mut files = Vec::new();
+        let mut next = Some(0);
+        while let Some(address) = next.filter(|_| files.len() < MAX_MAPPINGS) {
+            let (area, last) = match &self.lookup {
+                Lookup::Maple(maple) => maple.range(reads, memory, address)?,
+                Lookup::Tree(tree) => match tree.entry(reads, memory, address)? {
+                    Some(area) => (Some(area), reads.number(area, self.end)?.wrapping_sub(1)),
+                    None => (None, u64::MAX),
+                },
+            };
+            if let Some(area) = area {
+                files.extend(reads.pointer(area, self.file)?);
+            }
+            // A tree that the kernel changes meanwhile may lead back.
+            next = last.checked_add(1).filter(|next| *next > address);
+        }
+        Ok(files)
     }
 
     /// The mapping at `address` of the program with the `mm_struct` at `memory`.

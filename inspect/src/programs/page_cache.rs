@@ -35,7 +35,7 @@ pub(super) struct PageCacheLayout {
     shift: Slot,
     slots: Range<usize>,
     /// The number of a folio's first page within the file.
-    index: Slot,
+    pub(super) index: Slot,
     page_bytes: u64,
     /// `address_space.host`, and of the `inode` what tells files apart.
     pub(super) inode: Slot,
@@ -102,10 +102,23 @@ impl PageCacheLayout {
         };
         let first = reads.number(folio, self.index)?;
         let within = number.wrapping_sub(first);
+        let frame = self
+            .frame(pages, folio)
+            .filter(|_| within < MAX_FOLIO_PAGES);
+        Ok(frame.map(|frame| Gpa(frame.0.wrapping_add(within.wrapping_mul(PAGE_BYTES)))))
+    }
+
+    /// The address of the first page of `folio`.
+    pub(super) fn frame(&self, pages: PageArray, folio: Gva) -> Option<Gpa> {
         let distance = folio.0.wrapping_sub(pages.0.0);
-        let is_page = within < MAX_FOLIO_PAGES && distance.is_multiple_of(self.page_bytes);
-        let frame = (distance / self.page_bytes).wrapping_add(within);
-        Ok(is_page.then(|| Gpa(frame.wrapping_mul(PAGE_BYTES))))
+        let frame = distance / self.page_bytes;
+        let is_page = distance.is_multiple_of(self.page_bytes);
+        is_page.then_some(Gpa(frame.wrapping_mul(PAGE_BYTES)))
+    }
+
+    /// Whether no page of the file is in memory.
+    pub(super) fn is_empty(&self, reads: &Reads<'_>, mapping: Gva) -> Result<bool, ReadsError> {
+        Ok(reads.number(mapping, self.head)? == 0)
     }
 
     /// The folio in the slot for `number`.

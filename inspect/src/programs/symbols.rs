@@ -40,6 +40,23 @@ struct Function {
     address: u64,
     size: u64,
     name: u32,
+    /// Whether the address is that of a function that chooses the function, when the program starts.
+    is_indirect: bool,
+}
+
+/// A function of the wanted name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    At {
+        address: u64,
+        /// 0 if the file does not say.
+        size: u64,
+    },
+    None,
+    /// The name belongs to functions at several addresses.
+    Several,
+    /// The function is chosen when the program starts.
+    Indirect,
 }
 
 impl Functions {
@@ -90,6 +107,7 @@ impl Functions {
                     address: u64::from_le_bytes(symbol.get(8..16)?.try_into().ok()?),
                     size: u64::from_le_bytes(symbol.get(16..24)?.try_into().ok()?),
                     name,
+                    is_indirect: kind == INDIRECT_FUNCTION,
                 })
             })
             .collect();
@@ -100,6 +118,30 @@ impl Functions {
     /// The bytes in memory.
     pub(super) fn size(&self) -> usize {
         self.names.len() + size_of_val(self.functions.as_slice())
+    }
+
+    /// The function called `name`. A version of a dynamic symbol is not part of its name.
+    pub(super) fn find(&self, name: &str) -> Found {
+        let is_called = |function: &&Function| {
+            let start = usize::try_from(function.name).ok();
+            let text = start.and_then(|start| self.names.get(start..));
+            let rest = text.and_then(|text| text.strip_prefix(name.as_bytes()));
+            rest.is_some_and(|rest| rest.first() == Some(&0))
+        };
+        let mut found = self.functions.iter().filter(is_called);
+        let Some(first) = found.next() else {
+            return Found::None;
+        };
+        if found.any(|other| other.address != first.address) {
+            return Found::Several;
+        }
+        match first.is_indirect {
+            true => Found::Indirect,
+            false => Found::At {
+                address: first.address,
+                size: first.size,
+            },
+        }
     }
 
     /// The function with the byte at `address`.

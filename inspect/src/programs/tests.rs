@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::elf::{Bytes, Elf};
 use super::registers::{IP, ProgramRegisters, SP};
-use super::symbols::Functions;
+use super::symbols::{Found, Functions};
 use super::unwind::{Caller, NoCaller, Rules};
 
 /// Where the program's first byte is loaded: all segments lie in memory as in the file.
@@ -226,5 +226,18 @@ proptest! {
             }.caller(&registers(ip, STACK), ip).is_ok());
             let _ = rules;
         }
+    }
+}
+
+#[test]
+fn function_is_found_by_its_name() {
+    let functions = read(program()).expect("a program").functions;
+    let address = function("init_main");
+    match functions.find("init_main") {
+        Found::At { address: at, size } => assert!(at == address && size > 0),
+        other => panic!("{other:?}"),
+    }
+    for name in ["init_mai", "init_main2", "", "\0"] {
+        assert_eq!(functions.find(name), Found::None, "{name:?}");
     }
 }

@@ -234,9 +234,7 @@ impl Records {
                         params: signature
                             .as_ref()
                             .map(|signature| recorded_params(signature, &record.regs)),
-                        stack: None,
-                        arguments: None,
-                        write: None,
+                        ..Meaning::default()
                     },
                 )
             }
@@ -285,6 +283,33 @@ impl Records {
         Ok(())
     }
 
+    /// Reports the execution of the instruction at `ip`, called `symbol`, of a program.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn emit_in_program(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Gva,
+        symbol: Arc<str>,
+    ) -> Result<(), GuestError> {
+        let meaning = Meaning {
+            task: self
+                .tasks
+                .at(hit.state()?, Position::At(ip))
+                .and_then(|found| found.task),
+            in_program: Some(symbol),
+            ..Meaning::default()
+        };
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter
+            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+        Ok(())
+    }
+
     /// The meaning of a hit of `probe` at `ip`.
     fn meaning(
         &self,
@@ -325,6 +350,7 @@ impl Records {
             params: signature.as_ref().map(params),
             arguments: read,
             write: None,
+            in_program: None,
             stack,
         })
     }

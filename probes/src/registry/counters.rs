@@ -40,7 +40,7 @@ impl ProbeCounters {
     }
 
     /// The number of hits, without the hits that a detour counts.
-    pub(super) fn hits(&self) -> u64 {
+    pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
 

@@ -24,13 +24,40 @@ const PATIENCE: u32 = 100;
 /// Parameters of the run of a vCPU alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone<'a> {
-    /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop the caller has planted a
-    /// byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
+    /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop in the kernel's half of the address space
+    /// the caller has planted a byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
     pub stops: &'a [Gva],
     /// Period of the kicks. The run ends with the third kick, or, if the vCPU has not moved, with the hundredth.
     pub limit: Duration,
-    /// Whether the debug registers set by [`PausedGuard::set_breakpoints`] stay in force.
-    pub breakpoints: bool,
+    /// The debug registers during the run.
+    pub breakpoints: AloneBreakpoints,
+}
+
+/// The debug registers of a vCPU that runs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AloneBreakpoints {
+    /// Those set by [`PausedGuard::set_breakpoints`] stay in force.
+    Kept,
+    /// The first four stops in the programs' half of the address space, where no plant exits.
+    ProgramStops,
+}
+
+impl Alone<'_> {
+    fn breakpoints(&self, kept: HardwareBreakpoints) -> HardwareBreakpoints {
+        match self.breakpoints {
+            AloneBreakpoints::Kept => kept,
+            AloneBreakpoints::ProgramStops => {
+                let mut stops = self.stops.iter().filter(|stop| is_programs(**stop));
+                let execute = std::array::from_fn(|_| stops.next().copied());
+                HardwareBreakpoints { execute }
+            }
+        }
+    }
+}
+
+/// Whether the address is in the half of the address space that programs have.
+const fn is_programs(at: Gva) -> bool {
+    at.0 >> 63 == 0
 }
 
 /// How the run of a vCPU alone ended.
@@ -63,12 +90,7 @@ impl StoppedVcpu<'_> {
     ) -> Result<AloneEnd, RunError> {
         self.abandon_port_write()?;
         let before = self.debugging;
-        let breakpoints = if alone.breakpoints {
-            before.breakpoints
-        } else {
-            HardwareBreakpoints::default()
-        };
-        self.set_debug(&breakpoints, true)?;
+        self.set_debug(&alone.breakpoints(before.breakpoints), true)?;
         let end = self.run_to_stop(paused, handler, alone);
         // The vCPU loop applies breakpoints set meanwhile before the next entry.
         self.set_debug(&before.breakpoints, before.alone)?;
@@ -115,6 +137,13 @@ impl StoppedVcpu<'_> {
                     }
                     let regs = self.registers.regs()?;
                     self.registers.set_regs(&kvm_regs { rip: at.0, ..regs })?;
+                    return Ok(AloneEnd::At(at));
+                }
+                // The debug register fires in front of the instruction.
+                VmExit::Trapped(Trap::HardwareBreakpoint { at, .. }, _)
+                    if alone.breakpoints == AloneBreakpoints::ProgramStops
+                        && alone.stops.contains(&at) =>
+                {
                     return Ok(AloneEnd::At(at));
                 }
                 VmExit::Trapped(trap, action) => {

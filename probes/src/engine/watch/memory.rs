@@ -139,6 +139,10 @@ impl GuestMemory for WatchedMemory<'_> {
     fn ranges(&self) -> Vec<Range<Gpa>> {
         self.memory.ranges()
     }
+
+    fn is_writable(&self, gpa: Gpa) -> bool {
+        self.memory.is_writable(gpa)
+    }
 }
 
 #[cfg(test)]

@@ -19,17 +19,19 @@ use arc_swap::ArcSwap;
 use detour::Detour;
 use events::DataWrite;
 use introspect::insn::Decoded;
-use text::{GuestError, KernelTables, Passed, Paused, Spot, Vcpu, pass};
+use text::{GuestError, GuestMemory, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
 use crate::engine::arm::edits::Change;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
 use crate::engine::programs::Programs;
+use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::engine::tasks::Position;
+use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
 use crate::engine::watch::lifted::Lifted;
 use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
@@ -45,6 +47,8 @@ pub(crate) struct Watches {
     pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
+    pub(crate) protections: Arc<Protections>,
+    pub(crate) hidden: Arc<HiddenCode>,
     pub(crate) table: ArcSwap<WatchTable>,
     /// Held from a write to a protected page until its event is queued: events are in the order of the writes. The watched bytes, while
     /// the guest can write to protected pages because a vCPU runs alone.
@@ -102,7 +106,15 @@ impl Watches {
         decoded: &Decoded,
     ) -> Result<(Passed, Seen), GuestError> {
         let table = self.table.load();
-        let memory = self.running.memory.as_ref();
+        let code = ReadOnlyCode {
+            memory: self.running.memory.as_ref(),
+            hidden: &self.hidden,
+            table: self.hidden.table.load_full(),
+        };
+        let memory: &dyn GuestMemory = match code.table.is_empty() {
+            true => code.memory,
+            false => &code,
+        };
         let (planter, features) = (&self.running.planter, self.running.abilities.features);
         if table.is_empty() {
             let passed = pass(vcpu, memory, planter, features, kernel, decoded)?;
@@ -230,11 +242,7 @@ impl Watches {
     ) -> Result<Arc<WatchTable>, GuestError> {
         let before = self.table.load_full();
         if before.pages() != table.pages() {
-            paused.protect_pages(table.pages())?;
-            if self.is_lifted() {
-                // A vCPU that runs alone has reached a probe whose hit changes the watchpoints.
-                paused.lift_protection(true)?;
-            }
+            self.protections.watch(paused, table.pages())?;
         }
         self.table.store(Arc::new(table));
         Ok(before)

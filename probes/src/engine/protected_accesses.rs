@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use address::{Gva, PAGE_BYTES};
+use address::{Gpa, Gva, PAGE_BYTES};
+use events::Tier;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Idt, walk};
 use text::{GuestError, Passed, Paused, Ran, Spot, SystemState, To, Vcpu};
 
 use crate::engine::hits::executor::Executor;
+use crate::engine::hits::in_place::InPlace;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
+use crate::engine::uprobes::Uprobes;
+use crate::engine::uprobes::report::OnPage;
 use crate::engine::watch::Watches;
 use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
@@ -40,17 +44,21 @@ impl Executed {
 
 /// Handles exits at protected pages.
 #[derive(Debug)]
-pub(crate) struct ProtectedWrites {
+pub(crate) struct ProtectedAccesses {
     pub(crate) running: Arc<Running>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) watches: Arc<Watches>,
     pub(crate) executor: Arc<Executor>,
+    pub(crate) uprobes: Arc<Uprobes>,
 }
 
-impl ProtectedWrites {
-    /// Emulates the instruction at `at`, which writes to a protected page, on the vCPU's thread. Nothing has been executed: if the page is
-    /// no longer protected, the vCPU resumes, and exits again if the page is missing.
-    pub(crate) fn on_protected_write(
+/// The most instructions that one exit of a program executes: interrupts for the vCPU wait as long.
+const MOST_EMULATED: usize = 256;
+
+impl ProtectedAccesses {
+    /// Emulates the instruction at `at`, which accesses a protected page, on the vCPU's thread, and the following instructions on hidden
+    /// pages. Nothing has been executed: if the page is no longer protected, the vCPU resumes, and exits again if the page is missing.
+    pub(crate) fn on_protected_access(
         &self,
         vcpu: &mut dyn Vcpu,
         at: Gva,
@@ -58,48 +66,104 @@ impl ProtectedWrites {
         if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
-        if !self.watches.is_watching() {
+        if !self.is_protecting() {
             return Ok(HitOutcome::Resume);
         }
         if vcpu.undelivered_event()?.is_some() {
             return Ok(HitOutcome::NeedsPause);
         }
-        let state = vcpu.system_state()?;
-        match self.instruction_at(&state, at) {
-            Some((decoded, _)) => self.emulate(vcpu, &decoded),
-            None => Ok(HitOutcome::NeedsPause),
+        let mut at = at;
+        for number in 0..MOST_EMULATED {
+            let state = vcpu.system_state()?;
+            let Some((decoded, spot)) = self.instruction_at(&state, at) else {
+                return Ok(HitOutcome::NeedsPause);
+            };
+            let code = self.hidden_code(spot);
+            match code {
+                None if number > 0 => return Ok(HitOutcome::Resume),
+                Some(gpa) if number == 0 => self.uprobes.count_exit(gpa),
+                _ => (),
+            }
+            let hit = self.hit_of(vcpu, code)?;
+            match self.emulate(vcpu, &decoded, hit)? {
+                Passed::Emulated if code.is_some() => at = Gva(vcpu.regs()?.rip),
+                Passed::Emulated | Passed::Faulted(_) => return Ok(HitOutcome::Resume),
+                Passed::MustStep => return Ok(HitOutcome::NeedsPause),
+            }
+        }
+        Ok(HitOutcome::Resume)
+    }
+
+    /// The probes at the instruction at `code`, an address on a hidden page.
+    fn hit_of(&self, vcpu: &mut dyn Vcpu, code: Option<Gpa>) -> Result<OnPage, GuestError> {
+        match code {
+            Some(gpa) => self.uprobes.at_instruction(vcpu, gpa),
+            None => Ok(OnPage::NoHit),
         }
     }
 
-    /// Emulates the instruction at RIP, which KVM could not emulate: at a protected page, KVM fails at locked instructions.
+    /// Emulates an instruction, and reports its hits. A fault has been injected. If the page is another's by now, the others must be paused, as
+    /// for an instruction that the emulator does not know.
+    fn emulate(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        decoded: &Decoded,
+        hit: OnPage,
+    ) -> Result<Passed, GuestError> {
+        if matches!(hit, OnPage::Outdated) {
+            return Ok(Passed::MustStep);
+        }
+        let passed = self.watches.pass_after_exit(vcpu, decoded)?;
+        match (passed, hit) {
+            (Passed::Emulated, OnPage::Hit(hit)) => {
+                self.uprobes.report(vcpu, &hit, Tier::Emulated)?;
+            }
+            // An instruction that faults has not been executed: it hits when the guest executes it again.
+            (Passed::Faulted(fault), _) => vcpu.inject(fault)?,
+            _ => (),
+        }
+        Ok(passed)
+    }
+
+    /// Whether any page is protected.
+    fn is_protecting(&self) -> bool {
+        self.watches.is_watching() || !self.uprobes.hidden.table.load().is_empty()
+    }
+
+    /// Emulates the instruction at RIP, which KVM could not emulate: at a protected page, KVM fails at locked instructions, and cannot fetch
+    /// instructions from a hidden page.
     pub(crate) fn on_emulation_failure(
         &self,
         vcpu: &mut dyn Vcpu,
     ) -> Result<HitOutcome, GuestError> {
-        if !self.watches.is_watching() || self.watches.is_lifted() {
+        if !self.is_protecting() || self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
         let at = Gva(vcpu.regs()?.rip);
         let state = vcpu.system_state()?;
-        let Some((decoded, _)) = self.instruction_at(&state, at) else {
+        let Some((decoded, spot)) = self.instruction_at(&state, at) else {
             return Ok(HitOutcome::NotOurs);
         };
-        Ok(match self.emulate(vcpu, &decoded)? {
-            HitOutcome::Resume => HitOutcome::Resume,
+        let code = self.hidden_code(spot);
+        if let Some(gpa) = code {
+            self.uprobes.count_exit(gpa);
+        }
+        let hit = match self.hit_of(vcpu, code)? {
+            // KVM would not execute the instruction with the others paused either.
+            OnPage::Outdated => OnPage::NoHit,
+            hit => hit,
+        };
+        Ok(match self.emulate(vcpu, &decoded, hit)? {
+            Passed::Emulated | Passed::Faulted(_) => HitOutcome::Resume,
             // KVM would fail again.
-            HitOutcome::NeedsPause | HitOutcome::NotOurs => HitOutcome::NotOurs,
+            Passed::MustStep => HitOutcome::NotOurs,
         })
     }
 
-    fn emulate(&self, vcpu: &mut dyn Vcpu, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
-        Ok(match self.watches.pass_after_exit(vcpu, decoded)? {
-            Passed::Emulated => HitOutcome::Resume,
-            Passed::Faulted(fault) => {
-                vcpu.inject(fault)?;
-                HitOutcome::Resume
-            }
-            Passed::MustStep => HitOutcome::NeedsPause,
-        })
+    /// The address of the instruction at `spot`, if on a hidden page.
+    fn hidden_code(&self, spot: Option<Spot>) -> Option<Gpa> {
+        let gpa = spot?.gpa;
+        self.uprobes.hidden.holds(gpa).then_some(gpa)
     }
 
     /// Lets the hardware execute the instruction at `at`, or deliver the event in front of it, while the guest may write to protected
@@ -107,7 +171,7 @@ impl ProtectedWrites {
     ///
     /// While the vCPU waited for the pause, the watchpoints and plants may have changed. Nothing has been executed, so the vCPU resumes
     /// without a step if no page is protected, or a plant is at the instruction.
-    pub(crate) fn on_paused_protected_write<V: Vcpu>(
+    pub(crate) fn on_paused_protected_access<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
@@ -118,18 +182,26 @@ impl ProtectedWrites {
         if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
-        if table.is_empty() || self.is_elsewhere_or_planted(vcpu, at)? {
+        let written = self.uprobes.hidden.take_written();
+        let has_changed = self.uprobes.refresh(paused, &written)?;
+        if has_changed || !self.is_protecting() || self.is_elsewhere_or_planted(vcpu, at)? {
             return Ok(HitOutcome::Resume);
         }
+        let hit = self.hit_at(vcpu, at)?;
         let event = vcpu.undelivered_event()?;
         let memory = self.running.memory.as_ref();
         let lifted = Lifted::new(&table, &memory, vcpu.regs()?, event);
-        paused.lift_protection(true)?;
+        self.watches.protections.lift(paused, true)?;
         *self.watches.lock() = Some(lifted);
         let stepped = self.step(vcpu, paused, at, event, run);
         let lifted = self.watches.lock().take();
-        paused.lift_protection(false)?;
-        let executed = stepped?;
+        self.watches.protections.lift(paused, false)?;
+        let (executed, in_place) = stepped?;
+        if executed == Executed::Many {
+            self.uprobes.miss_all();
+        } else if let (OnPage::Hit(hit), InPlace::Executed) = (hit, in_place) {
+            self.uprobes.report(vcpu, &hit, Tier::Stepped)?;
+        }
         if let Some(lifted) = lifted {
             let (regs, origin) = (lifted.regs, lifted.origin);
             for (watch, write) in lifted.end(&memory) {
@@ -144,6 +216,15 @@ impl ProtectedWrites {
             }
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// The probes in programs at the instruction at `at`.
+    fn hit_at(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<OnPage, GuestError> {
+        let state = vcpu.system_state()?;
+        match self.spot_of(&state, at) {
+            Some(spot) => self.uprobes.at_instruction(vcpu, spot.gpa),
+            None => Ok(OnPage::NoHit),
+        }
     }
 
     /// Whether the vCPU no longer stands at `at`, or would execute a plant there. A pending event comes before the plant.
@@ -169,9 +250,10 @@ impl ProtectedWrites {
         at: Gva,
         event: Option<u8>,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<Executed, GuestError> {
+    ) -> Result<(Executed, InPlace), GuestError> {
         if let Some(vector) = event {
-            return self.deliver(vcpu, paused, vector, run);
+            let executed = self.deliver(vcpu, paused, vector, run)?;
+            return Ok((executed, InPlace::NotExecuted));
         }
         let state = vcpu.system_state()?;
         let (decoded, spot) = match self.instruction_at(&state, at) {
@@ -181,7 +263,7 @@ impl ProtectedWrites {
         let Some(spot) = spot else {
             // The instruction is in the detour region, where no stop can be.
             run(vcpu, To::Next(&[]))?;
-            return Ok(Executed::Many);
+            return Ok((Executed::Many, InPlace::Unknown));
         };
         let plant = Plant::new(at, spot);
         let mut ran = Ran::Nowhere;
@@ -189,10 +271,12 @@ impl ProtectedWrites {
             ran = run(vcpu, to)?;
             Ok(ran)
         };
-        self.executor
-            .execute_in_place(vcpu, paused, &plant, decoded.as_ref(), at, &mut run)?;
+        let executor = &self.executor;
+        let in_place =
+            executor.execute_in_place(vcpu, paused, &plant, decoded.as_ref(), at, &mut run)?;
         // Without the instruction's length, no stop is behind the instruction, but only at handlers.
-        Ok(Executed::after(ran, decoded.is_some()))
+        let has_stop = decoded.is_some() && in_place != InPlace::Unknown;
+        Ok((Executed::after(ran, has_stop), in_place))
     }
 
     /// Runs the vCPU up to the first instruction of the guest's handler for `vector`.
