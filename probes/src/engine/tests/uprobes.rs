@@ -224,3 +224,60 @@ fn table_hides_a_page_only_as_the_page_of_its_file() {
     assert!(hides(DATA, 3) && hides(DATA + 8, 3));
     assert!(!hides(DATA, 4) && !hides(DATA + 0x1000, 3));
 }
+
+/// Programs may access the first two megabytes, by their own mapping; the kernel's mapping at `TEXT` is for ring 0 only.
+fn program_at(rig: &Rig, at: u64) -> FakeVcpu {
+    use super::{LARGE_PAGE, LOWER, LOWER_DIRECTORY, ROOT, TABLE};
+    let put = |at: u64, value: u64| rig.memory.put(at, &value.to_le_bytes());
+    put(ROOT, LOWER | TABLE | 4);
+    put(LOWER, LOWER_DIRECTORY | TABLE | 4);
+    put(LOWER_DIRECTORY, LARGE_PAGE | 4);
+    let mut vcpu = vcpu_at(Gva(at));
+    vcpu.state.privilege = 3;
+    vcpu.sregs.ss.dpl = 3;
+    vcpu
+}
+
+#[test]
+fn attack_program_reads_kernel_memory_behind_a_hidden_page() {
+    // jmp rdi
+    let (kernel, at) = one("f", &[0xff, 0xe7]);
+    let rig = Rig::new(&kernel, &[]);
+    hide(&rig, gpa(at));
+    let page = gpa(at) & !0xfff;
+    // The page ends with the opcode of `mov rax, imm64`; the next page of RAM is the kernel's.
+    rig.memory.put(page + 0xffe, &[0x48, 0xb8]);
+    rig.memory.put(page + 0x1000, &0x5ec3_5ec3_5ec3_5ec3_u64.to_le_bytes());
+    let mut vcpu = program_at(&rig, gpa(at));
+    // The kernel's alias of the page.
+    vcpu.regs.rdi = (at.0 & !0xfff) + 0xffe;
+    let accesses = &rig.engine.protected_accesses;
+    let outcome = accesses.on_protected_access(&mut vcpu, Gva(gpa(at)));
+    eprintln!("{outcome:?} rax {:#x} rip {:#x}", vcpu.regs.rax, vcpu.regs.rip);
+    assert_ne!(vcpu.regs.rax, 0x5ec3_5ec3_5ec3_5ec3, "ring 3 has read a supervisor page");
+}
+
+#[test]
+fn attack_program_chooses_the_kernel_byte_that_a_stop_overwrites() {
+    use super::super::hits::outcome::HitOutcome as Outcome;
+    let mut kernel = crate::resolve::synthetic::SyntheticKernel::new();
+    // ret
+    let at = kernel.function("f", &[0xc3]);
+    kernel.variable("counter", 0);
+    let target = kernel.variable("other", 0x1111_1111_1111_1111);
+    let rig = Rig::new(&kernel, &["watch:counter:8"]);
+    let mut vcpu = program_at(&rig, gpa(at));
+    // The program single-steps itself: the hardware executes.
+    vcpu.regs.rflags |= 1 << 8;
+    rig.memory.put(STACK, &target.0.to_le_bytes());
+    let accesses = &rig.engine.protected_accesses;
+    let at = Gva(gpa(at));
+    let mut seen = None;
+    let outcome = accesses.on_paused_protected_access(&mut vcpu, &rig.paused, at, |_, to| {
+        seen = Some((to.stops().contains(&target), rig.byte(gpa(target))));
+        Ok(text::Ran::Nowhere)
+    });
+    eprintln!("{outcome:?} {seen:x?}");
+    assert_eq!(outcome.expect("handled"), Outcome::Resume);
+    assert_eq!(seen.map(|it| it.1), Some(0x11), "a byte of the kernel's data, chosen by ring 3");
+}
