@@ -20,6 +20,8 @@ use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
 use crate::registry::Missed;
 
+/// The privilege level of programs.
+const PROGRAM: u8 = 3;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
 
@@ -76,7 +78,11 @@ impl ProtectedAccesses {
         for number in 0..MOST_EMULATED {
             let state = vcpu.system_state()?;
             let Some((decoded, spot)) = self.instruction_at(&state, at) else {
-                return Ok(HitOutcome::NeedsPause);
+                return Ok(match number {
+                    0 => HitOutcome::NeedsPause,
+                    // The hardware raises the fault of a fetch that is not allowed.
+                    _ => HitOutcome::Resume,
+                });
             };
             let code = self.hidden_code(spot);
             match code {
@@ -320,13 +326,18 @@ impl ProtectedAccesses {
         Some((decoded, Some(spot)))
     }
 
-    /// The location of the instruction at `at`, by the vCPU's page tables.
+    /// The location of the instruction at `at`, by the vCPU's page tables. `None` if the vCPU may not fetch it: a program must not execute, or read
+    /// as an operand, what its page tables forbid.
     fn spot_of(&self, state: &SystemState, at: Gva) -> Option<Spot> {
         let planter = &self.running.planter;
-        let gpa_of = |at: Gva| Some(walk(planter, &state.paging, at).ok()?.gpa);
+        let fetched = |at: Gva| {
+            let found = walk(planter, &state.paging, at).ok()?;
+            let may_fetch = found.executable && (found.user || state.privilege != PROGRAM);
+            may_fetch.then_some(found.gpa)
+        };
         Some(Spot {
-            gpa: gpa_of(at)?,
-            beyond: gpa_of(at.page().wrapping_add(PAGE_BYTES)),
+            gpa: fetched(at)?,
+            beyond: fetched(at.page().wrapping_add(PAGE_BYTES)),
         })
     }
 }

@@ -151,6 +151,8 @@ impl Executor {
         };
         for next in next {
             let target = match next {
+                // The fetch faults, and a gate stops the vCPU. A program could choose any byte of the kernel for a plant.
+                Next::At(at) if sregs.ss.dpl == PROGRAM && at.0 >> 63 != 0 => None,
                 Next::At(at) => Some(at),
                 Next::Msr(index) => Some(Gva(vcpu.read_msr(index)?)),
                 Next::Gate(vector) => idt.target(&self.running.planter, &state, vector),

@@ -80,6 +80,8 @@ impl Uprobes {
         if before.is_empty() && wanted.is_empty() {
             return Ok(());
         }
+        // The pages that came unseen count for the present targets: a probe that goes now was armed until now.
+        self.miss_unseen();
         let known = |probe: &Arc<Probe>| before.iter().find(|it| Arc::ptr_eq(&it.probe, probe));
         let has_new = wanted.iter().any(|probe| known(probe).is_none());
         let mut targets: Vec<Target> = wanted
