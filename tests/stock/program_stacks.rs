@@ -72,7 +72,7 @@ fn check(image: &str, parameters: &str) {
     let boot = boot.expecting(ASLEEP);
     let mut running = boot.start();
     running.wait_for_console(MADE);
-    // The init prints its own calls after this.
+    // The init prints its calls after the line.
     running.wait_for_console("calls 1 ");
     let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
     let calls = calls(&console);

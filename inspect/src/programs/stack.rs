@@ -128,7 +128,7 @@ impl ProgramStackReader<'_> {
             Some(program) => program.unwind(*registers, &mut stack.frames),
             None => Err(StackEnd::NoProgram),
         };
-        // What could not be read for its cost looks as if it were not there.
+        // Without budget, a failed read looks like memory that the guest does not have.
         stack.incomplete = unwound.err().map(|end| match self.reads.left() {
             0 => StackEnd::TooMuch(self.limit),
             _ => end,
