@@ -74,8 +74,9 @@ pub enum StackEnd {
     /// Code that the program has made, or an image that is no file.
     #[error("the code at {0} is of no file")]
     NoFile(Gva),
-    /// A rule has led from a frame found by a frame pointer to an address that is no return address.
-    #[error("{0} lies behind no call: the frame pointer of a callee was none")]
+    /// Behind a frame pointer, a rule has led to an address that is no return address: the frame pointer was none, or a signal's handler returns to the
+    /// address.
+    #[error("a frame pointer was followed before, and {0} lies behind no call")]
     NoCall(Gva),
     /// The file is not a program's, or its beginning is not in memory.
     #[error(
