@@ -41,8 +41,8 @@ $b sed 's,^,trace ,' /sys/trace
 $b poweroff -f
 "#;
 
-/// The hits of an event while the guest switches it on or off.
-const MAX_WITHOUT: usize = 4;
+/// Among this number of hits of an event, one may be at a moment when the guest switches the event on or off: a slow host has more of them.
+const HITS_FOR_ONE_WITHOUT: usize = 20;
 
 /// The lines of the console behind `word`.
 fn lines<'r>(ran: &'r Ran, word: &'r str) -> impl Iterator<Item = &'r str> {
@@ -125,7 +125,7 @@ fn check(image: &str) {
         }
         let without = hits.iter().filter(|hit| hit.fields.is_none()).count();
         assert!(
-            without <= MAX_WITHOUT,
+            without <= hits.len() / HITS_FOR_ONE_WITHOUT,
             "{event}: {without} hits {:?}",
             ran.notes()
         );
