@@ -177,7 +177,7 @@ mod tests {
         assert!(memory.store(PRIVATE, &[1; 16]));
         assert!(memory.store(PRIVATE, &[2; 16]));
         assert!(!memory.store(PRIVATE.wrapping_add(16), &[1]));
-        let mut held = vec![0; PRIVATE_BYTES as usize];
+        let mut held = vec![0; 0x4000];
         let reads = (0..100).take_while(|_| memory.load(PRIVATE, &mut held));
         assert_eq!(reads.count(), MAX_READ_BYTES / held.len());
     }
