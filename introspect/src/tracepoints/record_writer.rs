@@ -17,14 +17,14 @@
 use address::Gva;
 use thiserror::Error;
 
-use super::block::{ArgumentBlock, NoArguments};
+use super::block::{ArgumentBlock, DATA, NoArguments};
 use super::calls::ReadCode;
 use super::interpreter::{Interpreter, Snapshot, Uninterpreted};
 use super::scratch::{PRIVATE, PRIVATE_BYTES, Scratch};
 use crate::insn::{Cpu, Gpr};
 
-/// The functions of most records take 50 to 300 instructions.
-const MAX_STEPS: usize = 4096;
+/// The kernel's `strlen` takes some instructions for each character of a text. The bytes that the code reads and writes are limited, too.
+const MAX_STEPS: usize = 1 << 16;
 /// The kernel's own limit is a page of the buffer, too.
 const MAX_RECORD_BYTES: u64 = 4096;
 /// The record, and the stacks of the functions.
@@ -120,12 +120,22 @@ impl RecordWriter {
         accessed(is_done)?;
         for _ in 0..MAX_STEPS {
             let at = cpu.at();
+            if is_entry(at, self.reserve) && cpu.gpr(Gpr::Rsi) != DATA.0 {
+                // A function in between passes another tracepoint, whose event the guest has on: no room, no record.
+                accessed(cpu.return_now(0))?;
+                continue;
+            }
+            if is_entry(at, self.commit) && reserved.is_some_and(|(to, _)| cpu.gpr(Gpr::Rdi) != to)
+            {
+                accessed(cpu.return_now(0))?;
+                continue;
+            }
             if is_entry(at, self.reserve) {
-                let bytes = cpu.gpr(Gpr::Rdx);
+                let (to, bytes) = (cpu.gpr(Gpr::Rdi), cpu.gpr(Gpr::Rdx));
                 if bytes > MAX_RECORD_BYTES {
                     return Err(NoRecord::TooLong { function, bytes });
                 }
-                reserved = Some(bytes);
+                reserved = Some((to, bytes));
                 accessed(cpu.return_now(RECORD.0))?;
                 continue;
             }
@@ -133,7 +143,7 @@ impl RecordWriter {
                 let is_committed = at != RETURN;
                 return reserved
                     .filter(|_| is_committed)
-                    .and_then(|bytes| written(&mut cpu, bytes))
+                    .and_then(|(_, bytes)| written(&mut cpu, bytes))
                     .ok_or(NoRecord::NotWritten { function });
             }
             let decoded = cpu.decode()?;
@@ -225,28 +235,47 @@ mod tests {
         writer.record(&snapshot, &mut read)
     }
 
-    /// `mov edx, bytes; call reserve`.
+    /// `mov rsi, rdi; mov edx, bytes; call reserve`, in the function, whose `rdi` is the file.
     fn reserve(function: &mut Vec<u8>, bytes: u32) {
-        function.push(0xba);
+        function.extend([0x48, 0x89, 0xfe, 0xba]);
         function.extend(bytes.to_le_bytes());
         call(function, RESERVE);
+    }
+
+    #[test]
+    fn record_of_another_event_in_between_is_not_the_record() {
+        // push rdi
+        let mut function = vec![0x57];
+        reserve(&mut function, 12);
+        // mov edi, 5; mov esi, 6; mov edx, 64: of another file, into another structure
+        function.extend([0xbf, 5, 0, 0, 0, 0xbe, 6, 0, 0, 0, 0xba, 64, 0, 0, 0]);
+        call(&mut function, RESERVE);
+        // test rax, rax; jne -2, which is endless
+        function.extend([0x48, 0x85, 0xc0, 0x75, 0xfe]);
+        call(&mut function, COMMIT);
+        // pop rdi
+        function.push(0x5f);
+        call(&mut function, COMMIT);
+        assert_eq!(run(&function).expect("a record"), [0; 12]);
     }
 
     #[test]
     fn record_has_the_bytes_that_the_function_writes() {
         let mut function = vec![
             // cmp qword [rdi + 0x48], 0: the flags of the file; jne -2, which is endless
-            0x48, 0x83, 0x7f, 0x48, 0, 0x75, 0xfe, // push rsi; push rdx; mov rdi, rdx
-            0x56, 0x52, 0x48, 0x89, 0xd7,
+            0x48, 0x83, 0x7f, 0x48, 0, 0x75,
+            0xfe, // push rsi; push rdx; push rdi; mov rdi, rdx
+            0x56, 0x52, 0x57, 0x48, 0x89, 0xd7,
         ];
         call(&mut function, STRLEN);
-        // push rax; lea edx, [rax + 13], for common fields, a number and the text
-        function.extend([0x50, 0x8d, 0x50, 13]);
+        // pop rdi; mov rsi, rdi; push rax; lea edx, [rax + 13], for common fields, a number and the text
+        function.extend([0x5f, 0x48, 0x89, 0xfe, 0x50, 0x8d, 0x50, 13]);
         call(&mut function, RESERVE);
         function.extend([
             // pop rcx; pop rsi; pop rdx; mov [rax + 8], edx
-            0x59, 0x5e, 0x5a, 0x89, 0x50, 8, // lea rdi, [rax + 12]; inc ecx; rep movsb
-            0x48, 0x8d, 0x78, 12, 0xff, 0xc1, 0xf3, 0xa4,
+            0x59, 0x5e, 0x5a, 0x89, 0x50,
+            8, // push rdi; lea rdi, [rax + 12]; inc ecx; rep movsb; pop rdi
+            0x57, 0x48, 0x8d, 0x78, 12, 0xff, 0xc1, 0xf3, 0xa4, 0x5f,
         ]);
         let at = FUNCTION + function.len() as u64;
         function.extend(near(0xe9, at, COMMIT));
@@ -256,7 +285,7 @@ mod tests {
 
     #[test]
     fn entry_behind_the_first_instruction_is_the_function_too() {
-        let mut function = vec![0xba, 12, 0, 0, 0];
+        let mut function = vec![0x48, 0x89, 0xfe, 0xba, 12, 0, 0, 0];
         call(&mut function, RESERVE + ENDBR_BYTES);
         call(&mut function, COMMIT + ENDBR_BYTES);
         assert_eq!(run(&function).expect("a record"), [0; 12]);

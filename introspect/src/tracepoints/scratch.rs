@@ -4,7 +4,7 @@
 //! hypervisors.
 
 use std::collections::BTreeMap;
-use std::ops::Bound::Included;
+use std::ops::Bound::{Excluded, Included};
 
 use address::Gva;
 
@@ -13,8 +13,10 @@ use super::calls::ReadCode;
 /// The first private byte.
 pub(super) const PRIVATE: Gva = Gva(0xffff_8000_6d79_0000);
 pub(super) const PRIVATE_BYTES: u64 = 0x4000;
-/// String instructions read up to 64 KiB at once.
+/// String instructions read and write up to 64 KiB at once.
 const MAX_READ_BYTES: usize = 1 << 16;
+/// The bytes of all writes, those to the same place included.
+const MAX_STORED_BYTES: usize = 1 << 16;
 const WORD_BYTES: usize = 8;
 
 /// The memory of an interpreter.
@@ -22,8 +24,9 @@ pub(super) struct Scratch<'r> {
     /// The words with bytes that the code has written, by their aligned addresses.
     words: BTreeMap<u64, Word>,
     max_words: usize,
-    /// The bytes of data that the code may still read.
+    /// The bytes of data that the code may still read, and write.
     left: usize,
+    left_to_store: usize,
     /// Reads guest memory.
     read: ReadCode<'r>,
 }
@@ -42,6 +45,7 @@ impl<'r> Scratch<'r> {
             words: BTreeMap::new(),
             max_words: max_written_bytes / WORD_BYTES,
             left: MAX_READ_BYTES,
+            left_to_store: MAX_STORED_BYTES,
             read,
         }
     }
@@ -71,6 +75,10 @@ impl<'r> Scratch<'r> {
 
     /// Writes memory; `false` if the code has written too much.
     pub(super) fn store(&mut self, at: Gva, bytes: &[u8]) -> bool {
+        let Some(left) = self.left_to_store.checked_sub(bytes.len()) else {
+            return false;
+        };
+        self.left_to_store = left;
         for (number, byte) in (0..).zip(bytes) {
             let at = at.0.wrapping_add(number);
             let (word, index) = place(at);
@@ -89,16 +97,15 @@ impl<'r> Scratch<'r> {
 
     /// Copies the written bytes from `at` on, and returns their number.
     fn lay_over(&self, at: Gva, buf: &mut [u8]) -> usize {
-        let Some(last) = at.0.checked_add(buf.len() as u64) else {
+        let Some(end) = at.0.checked_add(buf.len() as u64) else {
             return 0;
         };
-        let words = (Included(place(at.0).0), Included(last));
+        let words = (Included(place(at.0).0), Excluded(end));
         let mut copied = 0;
         for (start, word) in self.words.range(words) {
-            for (at_byte, (byte, is_written)) in
-                (*start..).zip(word.bytes.iter().zip(word.is_written))
-            {
-                let offset = at_byte.checked_sub(at.0);
+            for (number, (byte, is_written)) in (0..).zip(word.bytes.iter().zip(word.is_written)) {
+                // A word ends at the end of the addresses at the latest.
+                let offset = start.wrapping_add(number).checked_sub(at.0);
                 let held = offset.and_then(|offset| buf.get_mut(usize::try_from(offset).ok()?));
                 if let (Some(held), true) = (held, is_written) {
                     *held = *byte;
@@ -183,9 +190,22 @@ mod tests {
     }
 
     #[test]
+    fn writes_to_one_place_have_a_limit() {
+        let mut read = read;
+        let mut memory = Scratch::new(&mut read, 0x4000);
+        let stores = (0..100).take_while(|_| memory.store(PRIVATE, &[1; 0x4000]));
+        assert_eq!(stores.count(), MAX_STORED_BYTES / 0x4000);
+    }
+
+    #[test]
     fn access_at_the_end_of_the_addresses_is_refused() {
         let mut read = read;
         let mut memory = Scratch::new(&mut read, 16);
         assert!(!memory.load(Gva(u64::MAX - 1), &mut [0; 8]));
+        assert!(memory.store(Gva(u64::MAX - 7), &[1; 8]));
+        assert!(!memory.load(Gva(u64::MAX - 15), &mut [0; 8]));
+        let mut held = [0; 4];
+        assert!(memory.load(Gva(u64::MAX - 7), &mut held));
+        assert_eq!(held, [1; 4]);
     }
 }
