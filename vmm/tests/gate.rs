@@ -192,6 +192,33 @@ fn two_vcpus_that_want_the_gate_at_once_take_turns() {
 }
 
 #[test]
+fn parked_vcpu_passes_before_the_same_vcpu_closes_the_gate_again() {
+    in_every_order(4, || {
+        let machine = Machine::new(2);
+        let has_parked = Arc::new(AtomicBool::new(false));
+        let has_passed = Arc::new(AtomicBool::new(false));
+        let other = thread::spawn({
+            let machine = Arc::clone(&machine);
+            let (has_parked, has_passed) = (Arc::clone(&has_parked), Arc::clone(&has_passed));
+            move || {
+                let park = || has_parked.store(true, Ordering::SeqCst);
+                machine.gate.checkpoint(park);
+                has_passed.store(true, Ordering::SeqCst);
+                machine.gate.leave();
+            }
+        });
+        let closed = machine.gate.close_from_vcpu(|| ());
+        let was_parked = has_parked.load(Ordering::SeqCst);
+        drop(closed);
+        let closed = machine.gate.close_from_vcpu(|| ());
+        assert!(!was_parked || has_passed.load(Ordering::SeqCst));
+        drop(closed);
+        machine.gate.leave();
+        other.join().expect("no panic");
+    });
+}
+
+#[test]
 fn vcpu_that_waits_for_room_enters_the_guest_after_the_pause() {
     in_every_order(4, || {
         let machine = Machine::new(1);

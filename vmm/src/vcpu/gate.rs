@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A vCPU that waits for the gate counts as parked, so two vCPUs that want the gate at once cannot wait for each other.
-//! The holder continues when every other running vCPU is parked.
+//! The holder continues when every other running vCPU is parked. The next holder waits until the vCPUs that were parked have passed the gate.
 //!
 //! `tests/gate.rs` executes the gate with loom's locks, in every order of a few threads' steps.
 
@@ -32,6 +32,13 @@ pub(super) struct State {
     pub(super) parked: usize,
     /// Whether a holder keeps the gate closed.
     held: bool,
+    /// Parked threads that wait for the gate to open.
+    waiting: usize,
+    /// Threads of these that have not passed the gate since it opened. The next holder waits for them: a vCPU that closes the gate again and
+    /// again must not keep the others out of the guest.
+    passing: usize,
+    /// The number of openings.
+    openings: u64,
 }
 
 /// The gate: pauses the vCPU threads for a holder.
@@ -60,7 +67,7 @@ impl Default for Gate {
 
 impl Gate {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is three plain values, consistent after every statement: a panicking holder spoils nothing.
+        // The state is plain values, consistent after every statement: a panicking holder spoils nothing.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,7 +94,10 @@ impl Gate {
             return;
         }
         park();
-        self.parked(|| ());
+        let mut state = self.lock();
+        state.parked += 1;
+        self.changed.notify_all();
+        self.pass(state);
     }
 
     /// Calls `wait` on the thread of a running vCPU, and returns once the gate is open. The vCPU counts as parked meanwhile.
@@ -99,15 +109,34 @@ impl Gate {
         drop(parked);
     }
 
-    /// Waits until the gate is open.
-    fn until_open<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        while state.held {
+    /// Waits while `must_wait`.
+    fn wait_while<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        must_wait: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        while must_wait(&state) {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
         state
+    }
+
+    /// Waits until the gate is open, on the thread of a parked vCPU, which then is parked no longer.
+    fn pass<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        if state.held {
+            let openings = state.openings;
+            state.waiting += 1;
+            state = self.wait_while(state, |state| state.openings == openings);
+            state.waiting -= 1;
+            state.passing -= 1;
+            if state.passing == 0 {
+                self.changed.notify_all();
+            }
+        }
+        state.parked -= 1;
     }
 
     /// Closes the gate for a thread that runs no vCPU. `kick` makes vCPUs leave the guest.
@@ -125,19 +154,13 @@ impl Gate {
         let mut state = self.lock();
         state.parked += own;
         self.changed.notify_all();
-        state = self.until_open(state);
+        state = self.wait_while(state, |state| state.held || state.passing > 0);
         state.held = true;
         self.closed.store(true, Ordering::Release);
         state.parked -= own;
         drop(state);
         kick();
-        let mut state = self.lock();
-        while state.parked + own < state.alive {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(self.wait_while(self.lock(), |state| state.parked + own < state.alive));
         Closed(self)
     }
 }
@@ -148,8 +171,7 @@ struct Parked<'a>(&'a Gate);
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
         // Continues only when the gate is open, even in a panic: no vCPU may run beside a holder.
-        let mut state = self.0.until_open(self.0.lock());
-        state.parked -= 1;
+        self.0.pass(self.0.lock());
     }
 }
 
@@ -157,6 +179,8 @@ impl Drop for Closed<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.held = false;
+        state.openings += 1;
+        state.passing = state.waiting;
         self.0.closed.store(false, Ordering::Release);
         drop(state);
         self.0.changed.notify_all();
