@@ -34,13 +34,18 @@ const CALLS: Source = Source {
     text: include_str!("../workload/calls.c"),
 };
 
+const UPROBES: Source = Source {
+    name: "uprobes.c",
+    text: include_str!("../workload/uprobes.c"),
+};
+
 const THREADS: Source = Source {
     name: "threads.c",
     text: include_str!("../workload/threads.c"),
 };
 
 /// Headers for all inits.
-pub(crate) const HEADERS: [Source; 10] = [
+pub(crate) const HEADERS: [Source; 11] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
@@ -56,6 +61,10 @@ pub(crate) const HEADERS: [Source; 10] = [
     Source {
         name: "start.h",
         text: include_str!("../workload/start.h"),
+    },
+    Source {
+        name: "uprobes-attacks.h",
+        text: include_str!("../workload/uprobes-attacks.h"),
     },
     Source {
         name: "counted.h",
@@ -151,6 +160,16 @@ pub fn build_calls(out_dir: &Path) -> Result<PathBuf, BuildError> {
     let rules = ["-fasynchronous-unwind-tables", "-Wl,--eh-frame-hdr"];
     let flags: Vec<&str> = FLAGS.into_iter().chain(rules).collect();
     compile(out_dir, "calls", &sources(CALLS), &flags)
+}
+
+/// Compiles a program whose processes and threads count their calls of functions into `out_dir/uprobes`. The head of `workload/uprobes.c` has
+/// the arguments and the output.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_uprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "uprobes", UPROBES)
 }
 
 /// Compiles a program of two threads that sleep until the end into `out_dir/threads`. The second thread has the name `second`.

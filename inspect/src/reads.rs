@@ -30,13 +30,40 @@ pub(crate) struct Reads<'v> {
     view: &'v KernelView<'v>,
     limit: usize,
     left: Cell<usize>,
+    /// What further answers may cost together.
+    reserve: Cell<usize>,
+    was_refused: Cell<bool>,
 }
 
 impl<'v> Reads<'v> {
     /// Reads of `view` with a total cost of `limit` bytes.
     pub(crate) fn new(view: &'v KernelView<'v>, limit: usize) -> Self {
-        let left = Cell::new(limit);
-        Self { view, limit, left }
+        Self::for_many(view, limit, limit)
+    }
+
+    /// Reads of `view` for many answers, with a cost of `limit` bytes each, and of `total` bytes together.
+    pub(crate) fn for_many(view: &'v KernelView<'v>, limit: usize, total: usize) -> Self {
+        let granted = limit.min(total);
+        Self {
+            view,
+            limit,
+            left: Cell::new(granted),
+            reserve: Cell::new(total - granted),
+            was_refused: Cell::new(false),
+        }
+    }
+
+    /// Whether an answer has needed more than was left.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.was_refused.get()
+    }
+
+    /// Begins the next answer.
+    pub(crate) fn renew(&self) {
+        let all = self.reserve.get().saturating_add(self.left.get());
+        let granted = self.limit.min(all);
+        self.left.set(granted);
+        self.reserve.set(all - granted);
     }
 
     /// What may still be read, bytes.
@@ -54,6 +81,8 @@ impl<'v> Reads<'v> {
     pub(crate) fn take(&self, cost: usize) -> Result<(), ReadsError> {
         let left = self.left.get().checked_sub(cost);
         self.left.set(left.unwrap_or(0));
+        self.was_refused
+            .set(self.was_refused.get() || left.is_none());
         let limit = self.limit;
         left.map(drop).ok_or(ReadsError::TooMuch { limit })
     }

@@ -154,6 +154,11 @@ impl<'a> HitContext<'a> {
         })
     }
 
+    /// Sets the system registers for all reads of the hit, in place of those of the vCPU.
+    pub(crate) fn set_state(&mut self, state: HitState) {
+        self.state = Some(state);
+    }
+
     /// The number of the vCPU, from 0.
     #[must_use]
     pub fn vcpu(&self) -> usize {

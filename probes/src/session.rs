@@ -134,6 +134,7 @@ impl Session {
         let abilities = Abilities {
             plant,
             debug_execute: facts.debug_execute,
+            interprets: facts.port == vmm::PortDelivery::AfterInstruction,
             int3_exits: facts.int3.is_usable(),
             int3_to_guest: facts.int3_reaches_guest(),
             holds_interrupts: facts.holds_interrupts,
@@ -238,6 +239,7 @@ impl Session {
             let paused = control.pause_all();
             guest.vcpus = self.engine.inventory().vcpu_stacks(&paused);
         }
+        self.engine.uprobes.miss_unseen();
         Ok(Summary {
             accel: accel.to_owned(),
             guest,
@@ -311,7 +313,7 @@ const RECORDS_TICK: Duration = Duration::from_millis(10);
 const BUSY_TICK: Duration = Duration::from_millis(1);
 const MANY_RECORDS: usize = 1000;
 
-/// The thread that takes records out of the ring, and checks the detour region. Dropping the value ends the thread.
+/// The thread that takes records out of the ring, checks the detour region, and searches for the files of probes in programs. Dropping the value ends the thread.
 struct Tending {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -338,6 +340,10 @@ impl Tending {
                         && !control.is_ending()
                     {
                         engine.optimiser.tend_region(&control.pause_all());
+                    }
+                    if engine.uprobes.is_searching() && !control.is_paused() && !control.is_ending()
+                    {
+                        engine.uprobes.search_again(&control.pause_all());
                     }
                     let pace = if many { BUSY_TICK } else { RECORDS_TICK };
                     thread::park_timeout(pace);

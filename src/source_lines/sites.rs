@@ -233,9 +233,11 @@ pub(super) fn addresses(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<Gva>, 
                     source,
                 })
         }
-        Location::Symbol { .. } | Location::Address(_) | Location::Glob(_) | Location::Data(_) => {
-            Ok(Vec::new())
-        }
+        Location::Symbol { .. }
+        | Location::Address(_)
+        | Location::Glob(_)
+        | Location::Data(_)
+        | Location::Program(_) => Ok(Vec::new()),
     }
 }
 

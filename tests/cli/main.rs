@@ -141,12 +141,12 @@ fn help_names_the_exit_codes() {
 fn probes_that_are_none() {
     let folder = Folder::new();
     folder.refuses(
-        &["run", "--kernel", "k", "-p", "uprobe:main"],
+        &["run", "--kernel", "k", "-p", "uretprobe:main"],
         2,
         "\
-error: `uprobe:main` is not a probe
-  caused by: this version has no uprobe probes
-  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch",
+error: `uretprobe:main` is not a probe
+  caused by: this version has no uretprobe probes
+  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe",
     );
     folder.refuses(
         &["run", "--kernel", "k", "-p", "kprob:vfs_read"],

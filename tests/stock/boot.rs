@@ -93,7 +93,10 @@ pub(crate) struct Boot<'a> {
     counted: Vec<String>,
     options: Vec<&'a str>,
     modules: &'a [&'a str],
-    host_files: Vec<PathBuf>,
+    /// Parameters of the kernel.
+    parameters: &'a str,
+    /// The path in the guest, and the file of this machine.
+    host_files: Vec<(String, PathBuf)>,
     /// Variables of the command's environment.
     variables: Vec<(&'a str, String)>,
     /// `[[expect]]` sections of the manifest.
@@ -116,6 +119,7 @@ impl<'a> Boot<'a> {
             counted: Vec::new(),
             options: Vec::new(),
             modules: &[],
+            parameters: "",
             host_files: Vec::new(),
             variables: Vec::new(),
             expectations: "",
@@ -166,9 +170,21 @@ impl<'a> Boot<'a> {
         }
     }
 
+    /// The kernel's command line has `parameters`, too.
+    pub(crate) fn parameters(mut self, parameters: &'a str) -> Self {
+        self.parameters = parameters;
+        self
+    }
+
     /// Puts a file of this machine into the initramfs, at the same path.
-    pub(crate) fn host_file(mut self, path: &Path) -> Self {
-        self.host_files.push(path.to_owned());
+    pub(crate) fn host_file(self, path: &Path) -> Self {
+        let same = path.to_str().expect("a path in UTF-8").to_owned();
+        self.host_file_at(&same, path)
+    }
+
+    /// Puts the file `path` of this machine into the initramfs, at the path `guest`.
+    pub(crate) fn host_file_at(mut self, guest: &str, path: &Path) -> Self {
+        self.host_files.push((guest.to_owned(), path.to_owned()));
         self
     }
 
@@ -236,8 +252,7 @@ impl<'a> Boot<'a> {
         let modules = self.stock.modules.load_order(self.modules);
         let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));
         let load = load.expect("the modules can be read");
-        for file in &self.host_files {
-            let path = file.to_str().expect("a path in UTF-8");
+        for (path, file) in &self.host_files {
             let added = initramfs.host_file(path.trim_start_matches('/'), 0o755, file);
             added.expect("the file can be read");
         }
@@ -249,7 +264,8 @@ impl<'a> Boot<'a> {
             None => files.path().join("console"),
         };
         // The kernel's messages interrupt the workload's lines: the kernel may print only problems.
-        let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {parameters} {load}");
+        let more = self.parameters;
+        let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {more} {parameters} {load}");
         let manifest = files.path().join("counted.toml");
         let counted = |spec: &String| format!("[[probe]]\nat = \"{spec}\"\naction = \"count\"\n");
         let counted: Vec<String> = self.counted.iter().map(counted).collect();

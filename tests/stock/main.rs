@@ -35,6 +35,7 @@ mod tasks;
 mod tracepoints;
 mod turns;
 mod typed;
+mod uprobes;
 mod users;
 mod views;
 mod warns;

@@ -15,17 +15,33 @@ const MADE: &str = "calls are made";
 /// A program of the distribution, linked with the C library.
 const SLEEP: &str = "/bin/sleep";
 const SCRIPT: &str = "#!/bin/busybox sh\n/bin/sleep 100000 &\n/bin/busybox sleep 5\necho asleep now\nwhile :; do :; done\n";
-/// The programs that sleep call this.
-const ASLEEP: &str = "[[probe]]\nat = \"syscall:pause\"\nstack = true\n";
+/// The programs that sleep call these: the function, and from there the kernel.
+const ASLEEP: [&str; 2] = ["uprobe:/init:asleep", "syscall:pause"];
+const STACKS: &str = "[[probe]]\nat = \"uprobe:/init:asleep\"\nstack = true\n[[probe]]\nat = \"syscall:pause\"\nstack = true\n";
 /// The parameter of a kernel that gives programs page tables without the kernel, and its log's line about them.
 const ISOLATED: &str = "pti=on";
 const IS_ISOLATED: &str = "page tables isolation: enabled";
 /// The looks for a vCPU in a program: it may be in the kernel for a moment.
 const LOOKS: usize = 50;
 
-/// The addresses in the programs' own words, by the number of the process: `calls PID ADDRESS…`.
-fn calls(console: &str) -> BTreeMap<i32, Vec<u64>> {
-    let lines = console.lines();
+/// The addresses in the programs' own words, by the number of the process: `calls PID ADDRESS…`. The init prints its calls last.
+fn calls(running: &mut Running) -> BTreeMap<i32, Vec<u64>> {
+    running.wait_for_console(MADE);
+    let path = running.folder().join("console");
+    loop {
+        let calls = calls_in(&std::fs::read_to_string(&path).expect("a console"));
+        if calls.contains_key(&1) {
+            return calls;
+        }
+        assert!(!running.has_ended(), "the guest has ended");
+    }
+}
+
+/// The addresses in the whole lines of the console.
+fn calls_in(console: &str) -> BTreeMap<i32, Vec<u64>> {
+    let lines = console
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'));
     let lines = lines.filter_map(|line| line.trim().strip_prefix("calls ")?.split_once(' '));
     let lines = lines.filter_map(|(pid, addresses)| {
         let addresses = addresses.split(' ').map(|address| {
@@ -69,14 +85,10 @@ fn stack_of(client: &mut Client, tid: i32) -> ListedStack {
 fn check(image: &str, parameters: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_calls(&stock, parameters).option("--control", SOCKET);
-    let boot = boot.expecting(ASLEEP);
+    let boot = boot.expecting(STACKS);
     let mut running = boot.start();
-    running.wait_for_console(MADE);
-    // The init prints its calls after the line.
-    running.wait_for_console("calls 1 ");
-    let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
-    let calls = calls(&console);
-    assert_eq!(calls.len(), 4, "{console}");
+    let calls = calls(&mut running);
+    assert_eq!(calls.len(), 4, "{calls:?}");
     let mut client = client(&running);
     let deep = [
         "with_array",
@@ -136,17 +148,17 @@ fn check(image: &str, parameters: &str) {
     assert_eq!(stack_of(&mut client, 2).program_stack, None);
     client.command("stop").expect("stopped");
     let hits = running.finish().hits();
-    let asleep: Vec<i32> = hits
-        .iter()
-        .map(|hit| {
+    for name in ASLEEP {
+        let asleep = hits.iter().filter(|hit| &*hit.probe == name).map(|hit| {
             let pid = hit.task.as_ref().expect("a task").pid;
             let frames = hit.program_stack.as_deref().expect("a program");
             assert_eq!(&returns(frames), &calls[&pid], "{image}: {hit:#?}");
             assert_eq!(hit.program_stack_incomplete, None, "{image}");
             pid
-        })
-        .collect();
-    assert_eq!((asleep.len(), asleep.last()), (3, Some(&1)), "{image}");
+        });
+        let asleep: Vec<i32> = asleep.collect();
+        assert_eq!((asleep.len(), asleep.last()), (3, Some(&1)), "{image}");
+    }
 }
 
 /// The stack of the program that never calls the kernel, while a vCPU of the paused guest is in the program.
@@ -168,10 +180,7 @@ fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
     let mut running = Boot::with_calls(&stock, "")
         .option("--control", SOCKET)
         .start();
-    running.wait_for_console(MADE);
-    running.wait_for_console("calls 1 ");
-    let console = std::fs::read_to_string(running.folder().join("console")).expect("a console");
-    let calls = calls(&console);
+    let calls = calls(&mut running);
     let mut client = client(&running);
     let live = pause_in_program(&mut client);
     let core = running.folder().join("core");

@@ -68,7 +68,7 @@ fn check(image: &str) {
     // A module may have an unknown group, with a name that no other group has.
     let found = |spec: &str| probes::resolve(&stock.kernel, &spec.parse().expect(spec), 0);
     let waiting = found("tracepoint:nbd:nbd_send_request").expect("a module may have it");
-    let waits = |site: &probes::Resolved| site.place.as_ref().is_err_and(Refusal::awaits_module);
+    let waits = |site: &probes::Resolved| site.place.as_ref().is_err_and(Refusal::is_pending);
     assert!(
         waiting.len() == 1 && waiting.iter().all(waits),
         "{waiting:?}"

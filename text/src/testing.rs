@@ -1,6 +1,6 @@
 //! A fake guest: a vector of bytes as memory, and a vCPU that records requests. Each request can fail on demand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use address::{Gpa, Gva};
 use introspect::insn::Segments;
 use introspect::{PagingState, PhysMemory, Unreadable};
-use vmm::{DetourSize, HardwareBreakpoints, PageRange};
+use vmm::{DetourSize, HardwareBreakpoints, PageRange, Protection};
 
 use crate::{GuestError, GuestMemory, InstructionFault, Paused, SystemState, Unwritable, Vcpu};
 
@@ -150,7 +150,7 @@ pub struct FakePaused {
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
     /// The protected pages.
-    pub protected: Mutex<BTreeSet<Gpa>>,
+    pub protected: Mutex<BTreeMap<Gpa, Protection>>,
     /// Whether the guest may write to the protected pages.
     pub lifted: AtomicBool,
     /// The number of vCPUs besides the first.
@@ -201,7 +201,7 @@ impl Paused for FakePaused {
         Ok(())
     }
 
-    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+    fn protect_pages(&self, pages: &BTreeMap<Gpa, Protection>) -> Result<(), GuestError> {
         self.requests.make()?;
         self.protected.lock().expect("lock").clone_from(pages);
         Ok(())
@@ -267,6 +267,7 @@ pub struct FakeVcpu {
     pub sregs: vmm::kvm_sregs,
     pub msrs: BTreeMap<u32, u64>,
     pub xcr0: u64,
+    pub pkru: u32,
     pub injected: Vec<Injected>,
     /// The port writes: port and data.
     pub ports: Vec<(u16, Vec<u8>)>,
@@ -355,6 +356,11 @@ impl Vcpu for FakeVcpu {
 
     fn index(&self) -> usize {
         self.index
+    }
+
+    fn pkru(&mut self) -> Result<u32, GuestError> {
+        self.requests.make()?;
+        Ok(self.pkru)
     }
 
     fn xcr0(&mut self) -> Result<u64, GuestError> {

@@ -27,13 +27,14 @@ pub use machine::{
     Console, Control, CreateError, End, Int3Exits, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
 pub use memory::{
-    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, RamError, SlotError,
+    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, Protection, RamError,
+    SlotError,
 };
 pub use panicked::Panicked;
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{Trap, TrapError, TrapOutcome};
 pub use trap_handler::{NoTraps, TrapHandler};
 pub use vcpu::{
-    Alone, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StoppedVcpu,
-    VcpuError, VcpuRegisters, VcpuState,
+    Alone, AloneBreakpoints, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow,
+    StoppedVcpu, VcpuError, VcpuRegisters, VcpuState,
 };

@@ -35,9 +35,9 @@ pub enum Trap {
         len: usize,
     },
     /// The instruction at RIP, or the delivery of an event in front of the instruction
-    /// ([`VcpuRegisters::undelivered_event`](crate::VcpuRegisters::undelivered_event)), writes to a protected page. Nothing has been
-    /// executed or written.
-    ProtectedWrite {
+    /// ([`VcpuRegisters::undelivered_event`](crate::VcpuRegisters::undelivered_event)), makes an access to a protected page that exits, or lies
+    /// on such a page. Nothing has been executed or written.
+    ProtectedAccess {
         /// Linear address of the instruction.
         at: Gva,
     },

@@ -89,7 +89,7 @@ impl Paused for Pause<'_> {
         Ok(())
     }
 
-    fn protect_pages(&self, _: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+    fn protect_pages(&self, _: &BTreeMap<Gpa, vmm::Protection>) -> Result<(), GuestError> {
         unreachable!("only an engine asks for it")
     }
 
@@ -204,7 +204,7 @@ impl Target for Straw {
     fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError> {
         let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
-            Location::Glob(_) | Location::Address(_) => false,
+            Location::Glob(_) | Location::Address(_) | Location::Program(_) => false,
             Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => true,
         });
         if let Some(probe) = lost {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use address::Gva;
 
 use super::loaded_file::LoadedFile;
+use super::open_file::{FileId, FileVersion};
 use super::page_cache::PageCacheLayout;
 use crate::reads::Reads;
 
@@ -13,17 +14,11 @@ use crate::reads::Reads;
 const MAX_FILES: usize = 256;
 const MAX_BYTES: usize = 64 << 20;
 
-/// A file of the guest. The kernel gives the memory of a file that is gone to another, which has another number or generation; a file that was written
-/// has another time.
+/// A file of the guest with its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileKey {
-    /// The `address_space`.
-    pages: Gva,
-    file_system: u64,
-    number: u64,
-    generation: u64,
-    size: u64,
-    written: u64,
+    id: FileId,
+    version: FileVersion,
 }
 
 /// Files read so far.
@@ -35,12 +30,8 @@ impl FileKey {
     pub(super) fn read(layout: &PageCacheLayout, reads: &Reads<'_>, pages: Gva) -> Option<Self> {
         let inode = reads.pointer(pages, layout.inode).ok()??;
         Some(Self {
-            pages,
-            file_system: reads.number(inode, layout.file_system).ok()?,
-            number: reads.number(inode, layout.number).ok()?,
-            generation: reads.number(inode, layout.generation).ok()?,
-            size: reads.number(inode, layout.size).ok()?,
-            written: reads.number(inode, layout.written).ok()?,
+            id: layout.identity(reads, pages, inode).ok()?,
+            version: layout.version(reads, inode).ok()?,
         })
     }
 }

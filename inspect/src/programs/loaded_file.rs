@@ -24,6 +24,11 @@ impl LoadedFile {
         })
     }
 
+    /// The offset in the file of the byte at `address`.
+    pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
+        self.elf.offset_of(address)
+    }
+
     /// The bytes that the functions take.
     pub(super) fn size(&self) -> usize {
         self.functions.get().map_or(0, Functions::size)

@@ -52,17 +52,27 @@ impl NodeLayout {
         })
     }
 
-    /// The slot for `index`: the first whose pivot is not below, or the one behind all pivots.
-    fn slot(&self, reads: &Reads<'_>, node: Gva, index: u64) -> Result<u64, ReadsError> {
+    /// The slot for `index`, and its last index; `None` if that is the node's. The slot is the first whose pivot is not below, or the one
+    /// behind all pivots. A pivot of 0 behind the first slot stands for the node's last index (`mas_logical_pivot`).
+    fn slot(
+        &self,
+        reads: &Reads<'_>,
+        node: Gva,
+        index: u64,
+    ) -> Result<(u64, Option<u64>), ReadsError> {
         let len = self.pivots.end.max(self.slots.end);
         let bytes = reads.bytes(node, len)?;
         let (pivots, _) = bytes[self.pivots.clone()].as_chunks::<8>();
         let (slots, _) = bytes[self.slots.clone()].as_chunks::<8>();
-        let chosen = pivots
-            .iter()
-            .position(|pivot| u64::from_le_bytes(*pivot) >= index);
-        let slot = slots.get(chosen.unwrap_or(pivots.len()));
-        Ok(slot.map_or(0, |slot| u64::from_le_bytes(*slot)))
+        let mut pivots = pivots.iter().map(|pivot| u64::from_le_bytes(*pivot));
+        let most = pivots.len();
+        let is_chosen =
+            |(number, pivot): &(usize, u64)| *pivot >= index || (*number > 0 && *pivot == 0);
+        let chosen = pivots.by_ref().enumerate().find(is_chosen);
+        let slot = slots.get(chosen.map_or(most, |(number, _)| number));
+        let last = chosen.map(|(_, pivot)| pivot);
+        let slot = slot.map_or(0, |slot| u64::from_le_bytes(*slot));
+        Ok((slot, last.filter(|last| *last >= index)))
     }
 }
 
@@ -83,30 +93,44 @@ impl MapleLayout {
         owner: Gva,
         index: u64,
     ) -> Result<Option<Gva>, ReadsError> {
+        Ok(self.range(reads, owner, index)?.0)
+    }
+
+    /// The entry for `index` in the tree of `owner`, and the last index of the range with this entry, or without one.
+    pub(super) fn range(
+        &self,
+        reads: &Reads<'_>,
+        owner: Gva,
+        index: u64,
+    ) -> Result<(Option<Gva>, u64), ReadsError> {
+        const NONE: (Option<Gva>, u64) = (None, u64::MAX);
+        let mut last = u64::MAX;
         let is_internal = |entry: u64| entry & 3 == INTERNAL;
         let mut link = reads.number(owner, self.root)?;
         // A tree with one entry at 0 has no node.
         if !is_internal(link) {
-            return Ok(None);
+            return Ok(NONE);
         }
         for _ in 0..MAX_LEVELS {
             if link <= MAX_MARK {
-                return Ok(None);
+                return Ok(NONE);
             }
             let node = Gva(link & !LINK_BITS);
             let kind = link >> TYPE_SHIFT & TYPE_MASK;
             let layout = match kind {
                 LEAF | RANGE => &self.range,
                 GAPS => &self.gaps,
-                _ => return Ok(None),
+                _ => return Ok(NONE),
             };
-            link = layout.slot(reads, node, index)?;
+            let (slot, own) = layout.slot(reads, node, index)?;
+            link = slot;
+            last = own.unwrap_or(last).min(last);
             if kind == LEAF {
                 let is_entry = link != 0 && !is_internal(link);
-                return Ok(is_entry.then_some(Gva(link)));
+                return Ok((is_entry.then_some(Gva(link)), last));
             }
         }
-        Ok(None)
+        Ok(NONE)
     }
 }
 

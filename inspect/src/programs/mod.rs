@@ -6,13 +6,18 @@
 mod address_space;
 mod direct_map;
 mod elf;
+mod file_functions;
 mod files;
+mod folio;
 mod frame;
 mod frame_pointer;
 mod loaded_file;
 mod maple;
+mod mapped_file;
 mod mapping;
 mod memory;
+mod no_code;
+mod open_file;
 mod page_cache;
 mod path;
 #[cfg(test)]
@@ -30,5 +35,8 @@ pub(crate) use direct_map::DirectMap;
 pub(crate) use files::ProgramFiles;
 pub(crate) use frame::ProgramStack;
 pub use frame::{FoundBy, ProgramFrame};
+pub use mapped_file::{FileLayout, FileReader, MappedFiles};
+pub use no_code::NoCode;
+pub use open_file::{FileId, FileVersion, OpenFile, Storage};
 pub(crate) use registers::ProgramRegisters;
 pub(crate) use stack::{ProgramStackReader, ProgramStacks};

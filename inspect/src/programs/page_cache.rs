@@ -10,6 +10,7 @@ use introspect::btf::Slot;
 use introspect::{Btf, PhysMemory};
 
 use super::direct_map::{DirectMap, Mapped};
+use super::open_file::{FileId, FileVersion};
 use crate::KernelView;
 use crate::reads::{Reads, ReadsError};
 use crate::structs::{NoType, StructType};
@@ -24,6 +25,13 @@ const MAX_FOLIO_PAGES: u64 = 1 << 18;
 /// The start of the array of `struct page` in a kernel that does not move it, by the number of levels of page tables.
 const FIXED_PAGES: [u64; 2] = [0xffff_ea00_0000_0000, 0xffd4_0000_0000_0000];
 
+/// The time of the last write: since 6.11, since 6.7, and before.
+const WRITTEN: [[&str; 2]; 3] = [
+    ["i_mtime_sec", "i_mtime_nsec"],
+    ["__i_mtime.tv_sec", "__i_mtime.tv_nsec"],
+    ["i_mtime.tv_sec", "i_mtime.tv_nsec"],
+];
+
 /// The members from a file to its pages.
 #[derive(Debug)]
 pub(super) struct PageCacheLayout {
@@ -35,16 +43,16 @@ pub(super) struct PageCacheLayout {
     shift: Slot,
     slots: Range<usize>,
     /// The number of a folio's first page within the file.
-    index: Slot,
+    pub(super) index: Slot,
     page_bytes: u64,
     /// `address_space.host`, and of the `inode` what tells files apart.
     pub(super) inode: Slot,
-    pub(super) file_system: Slot,
-    pub(super) number: Slot,
-    pub(super) generation: Slot,
-    pub(super) size: Slot,
-    /// Seconds.
-    pub(super) written: Slot,
+    file_system: Slot,
+    number: Slot,
+    generation: Slot,
+    size: Slot,
+    /// The seconds and nanoseconds of the last write.
+    written: (Slot, Slot),
 }
 
 /// The array of `struct page`.
@@ -81,11 +89,39 @@ impl PageCacheLayout {
             number: inode.slot("i_ino")?,
             generation: inode.slot("i_generation")?,
             size: inode.slot("i_size")?,
-            // `i_mtime` up to 6.6, `__i_mtime` up to 6.10.
-            written: ["i_mtime_sec", "__i_mtime.tv_sec", "i_mtime.tv_sec"]
+            written: WRITTEN
                 .into_iter()
-                .find_map(|name| inode.slot(name).ok())
+                .find_map(|[seconds, nanoseconds]| {
+                    Some((inode.slot(seconds).ok()?, inode.slot(nanoseconds).ok()?))
+                })
                 .ok_or_else(|| inode.without("i_mtime"))?,
+        })
+    }
+
+    /// The identity of the file with the `address_space` at `pages` and the `inode` at `inode`.
+    pub(super) fn identity(
+        &self,
+        reads: &Reads<'_>,
+        pages: Gva,
+        inode: Gva,
+    ) -> Result<FileId, ReadsError> {
+        Ok(FileId {
+            pages,
+            file_system: reads.number(inode, self.file_system)?,
+            number: reads.number(inode, self.number)?,
+            generation: reads.number(inode, self.generation)?,
+        })
+    }
+
+    /// The version of the contents of the file with the `inode` at `inode`.
+    pub(super) fn version(&self, reads: &Reads<'_>, inode: Gva) -> Result<FileVersion, ReadsError> {
+        let (seconds, nanoseconds) = self.written;
+        Ok(FileVersion {
+            size: reads.number(inode, self.size)?,
+            written: (
+                reads.number(inode, seconds)?,
+                reads.number(inode, nanoseconds)?,
+            ),
         })
     }
 
@@ -102,10 +138,23 @@ impl PageCacheLayout {
         };
         let first = reads.number(folio, self.index)?;
         let within = number.wrapping_sub(first);
+        let frame = self
+            .frame(pages, folio)
+            .filter(|_| within < MAX_FOLIO_PAGES);
+        Ok(frame.map(|frame| Gpa(frame.0.wrapping_add(within.wrapping_mul(PAGE_BYTES)))))
+    }
+
+    /// The address of the first page of `folio`.
+    pub(super) fn frame(&self, pages: PageArray, folio: Gva) -> Option<Gpa> {
         let distance = folio.0.wrapping_sub(pages.0.0);
-        let is_page = within < MAX_FOLIO_PAGES && distance.is_multiple_of(self.page_bytes);
-        let frame = (distance / self.page_bytes).wrapping_add(within);
-        Ok(is_page.then(|| Gpa(frame.wrapping_mul(PAGE_BYTES))))
+        let frame = distance / self.page_bytes;
+        let is_page = distance.is_multiple_of(self.page_bytes);
+        is_page.then_some(Gpa(frame.wrapping_mul(PAGE_BYTES)))
+    }
+
+    /// Whether no page of the file is in memory.
+    pub(super) fn is_empty(&self, reads: &Reads<'_>, mapping: Gva) -> Result<bool, ReadsError> {
+        Ok(reads.number(mapping, self.head)? == 0)
     }
 
     /// The folio in the slot for `number`.
@@ -228,6 +277,7 @@ mod tests {
             ("i_sb", long, 16),
             ("i_size", long, 24),
             ("i_mtime_sec", long, 32),
+            ("i_mtime_nsec", int, 12),
         ];
         blob.structure("inode", 40, &members);
         blob.structure("folio", 64, &[("index", long, 32)]);

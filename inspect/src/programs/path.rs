@@ -25,6 +25,8 @@ pub(super) struct PathLayout {
     parent: Slot,
     name: Slot,
     linked: Slot,
+    /// `dentry.d_sb`.
+    file_system: Slot,
     /// `vfsmount.mnt_root`.
     root: Slot,
     /// The `vfsmount` within `struct mount`, bytes.
@@ -47,11 +49,18 @@ impl PathLayout {
             parent: entry.slot("d_parent")?,
             name: entry.slot("d_name.name")?,
             linked: entry.slot("d_hash.pprev")?,
+            file_system: entry.slot("d_sb")?,
             root,
             embedded: within.saturating_sub(root.at()) as u64,
             outer: mount.slot("mnt_parent")?,
             point: mount.slot("mnt_mountpoint")?,
         })
+    }
+
+    /// The `super_block` in which the file was opened. The contents may be those of a file in another.
+    pub(super) fn file_system(&self, reads: &Reads<'_>, file: Gva) -> Result<Gva, ReadsError> {
+        let entry = Gva(reads.number(file, self.entry)?);
+        Ok(Gva(reads.number(entry, self.file_system)?))
     }
 
     /// The path from the root of all mounts; that of a file without a directory, such as a memfd, has no slash before its name.
@@ -125,6 +134,7 @@ mod tests {
             ("d_hash", link, 0),
             ("d_parent", long, 16),
             ("d_name", name, 24),
+            ("d_sb", long, 56),
         ];
         blob.structure("dentry", 64, &members);
         let inner = blob.structure("vfsmount", 8, &[("mnt_root", long, 0)]);

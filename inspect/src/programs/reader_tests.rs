@@ -11,21 +11,25 @@ use super::stack::ProgramStacks;
 use crate::fake::{BASE, Fake, at};
 
 const TASK: u64 = 0x100;
-const MM: u64 = 0x200;
-const AREA: u64 = 0x300;
-const FILE: u64 = 0x400;
-const PAGES: u64 = 0x500;
-const INODE: u64 = 0x600;
-const DENTRY: u64 = 0x680;
+pub(super) const MM: u64 = 0x200;
+pub(super) const AREA: u64 = 0x300;
+pub(super) const FILE: u64 = 0x400;
+pub(super) const PAGES: u64 = 0x500;
+pub(super) const INODE: u64 = 0x600;
+pub(super) const SUPER_BLOCK: u64 = 0x640;
+pub(super) const DENTRY: u64 = 0x680;
+pub(super) const OTHER_SUPER_BLOCK: u64 = 0x780;
 const MOUNT: u64 = 0x700;
-const FOLIOS: u64 = 0x2000;
-const HEADERS: u64 = 0x8000;
+pub(super) const FOLIOS: u64 = 0x2000;
+pub(super) const HEADERS: u64 = 0x8000;
+/// The bit of a folio of several pages.
+pub(super) const PG_HEAD: u32 = 6;
 const PGD: u64 = 0x10000;
 const CODE: u64 = 0x40_0000;
 const STACK: u64 = 0x50_0000;
 const SAVED: u64 = 0x20000;
 
-fn kernel() -> Fake {
+pub(super) fn kernel() -> Fake {
     let mut b = Blob::new();
     let byte = b.int("unsigned char", 1);
     let int = b.int("unsigned int", 4);
@@ -41,7 +45,14 @@ fn kernel() -> Fake {
             ("rb_left", long, 16),
         ],
     );
-    b.structure("mm_struct", 32, &[("pgd", long, 0), ("mm_rb", root, 8)]);
+    let count = b.structure("atomic64_t", 8, &[("counter", long, 0)]);
+    let lock = b.structure("rw_semaphore", 8, &[("count", count, 0)]);
+    let members = [
+        ("pgd", long, 0),
+        ("mm_rb", root, 8),
+        ("mmap_lock", lock, 16),
+    ];
+    b.structure("mm_struct", 32, &members);
     b.structure(
         "vm_area_struct",
         0x60,
@@ -51,6 +62,7 @@ fn kernel() -> Fake {
             ("vm_rb", node, 0x20),
             ("vm_pgoff", long, 0x38),
             ("vm_file", long, 0x40),
+            ("anon_vma", long, 0x50),
         ],
     );
     let path = b.structure("path", 16, &[("mnt", long, 0), ("dentry", long, 8)]);
@@ -64,6 +76,7 @@ fn kernel() -> Fake {
             ("d_hash", link, 0),
             ("d_parent", long, 16),
             ("d_name", name, 24),
+            ("d_sb", long, 56),
         ],
     );
     let inner = b.structure("vfsmount", 8, &[("mnt_root", long, 0)]);
@@ -87,12 +100,21 @@ fn kernel() -> Fake {
     let members = [
         ("i_ino", long, 0),
         ("i_generation", int, 8),
+        ("i_flags", int, 12),
         ("i_sb", long, 16),
         ("i_size", long, 24),
         ("i_mtime_sec", long, 32),
+        ("i_mtime_nsec", int, 40),
     ];
-    b.structure("inode", 40, &members);
-    b.structure("folio", 64, &[("index", long, 32)]);
+    b.structure("inode", 48, &members);
+    b.structure("super_block", 8, &[("s_magic", long, 0)]);
+    let members = [
+        ("flags", long, 0),
+        ("index", long, 32),
+        ("_nr_pages", int, 40),
+    ];
+    b.structure("folio", 64, &members);
+    b.enumeration("pageflags", false, &[("PG_head", PG_HEAD)]);
     b.structure("page", 64, &[("flags", long, 0)]);
     let mut f = Fake::new(b, 0x40000, &[("page_offset_base", 0), ("vmemmap_base", 8)]);
     f.put64(0, BASE.0);
@@ -108,12 +130,14 @@ fn kernel() -> Fake {
     f.point(FILE + 24, DENTRY);
     f.put64(DENTRY + 8, 1);
     f.point(DENTRY + 16, DENTRY);
+    f.point(DENTRY + 56, SUPER_BLOCK);
     f.point(DENTRY + 32, DENTRY + 0x40);
     f.put(DENTRY + 0x40, b"a\0");
     f.point(MOUNT, MOUNT);
     f.point(MOUNT + 16, DENTRY);
     f.point(PAGES, INODE);
     f.put64(INODE, 7);
+    f.point(INODE + 16, SUPER_BLOCK);
     // The stack's page tables: 4 levels to a page at 0x14000.
     f.put64(PGD, 0x11000 | 7);
     f.put64(0x11000, 0x12000 | 7);
@@ -132,7 +156,7 @@ fn kernel() -> Fake {
     f
 }
 
-fn cache(f: &mut Fake) {
+pub(super) fn cache(f: &mut Fake) {
     f.point(PAGES + 16, FOLIOS + 8 * 64);
 }
 

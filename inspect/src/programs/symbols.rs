@@ -4,7 +4,10 @@
 //! The table of a file that was not stripped is found only if its pages are in memory: always in an initramfs and in tmpfs. The pages of the dynamic
 //! symbols are in memory if the loader has used them.
 
+use std::borrow::Cow;
 use std::ops::Range;
+
+use introspect::glob_matches;
 
 use super::elf::{Bytes, Elf};
 
@@ -40,6 +43,23 @@ struct Function {
     address: u64,
     size: u64,
     name: u32,
+    /// Whether the address is that of a function that chooses the function, when the program starts.
+    is_indirect: bool,
+}
+
+/// A function of the wanted name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    At {
+        address: u64,
+        /// 0 if the file does not say.
+        size: u64,
+    },
+    None,
+    /// The name belongs to functions at several addresses.
+    Several,
+    /// The function is chosen when the program starts.
+    Indirect,
 }
 
 impl Functions {
@@ -90,6 +110,7 @@ impl Functions {
                     address: u64::from_le_bytes(symbol.get(8..16)?.try_into().ok()?),
                     size: u64::from_le_bytes(symbol.get(16..24)?.try_into().ok()?),
                     name,
+                    is_indirect: kind == INDIRECT_FUNCTION,
                 })
             })
             .collect();
@@ -100,6 +121,50 @@ impl Functions {
     /// The bytes in memory.
     pub(super) fn size(&self) -> usize {
         self.names.len() + size_of_val(self.functions.as_slice())
+    }
+
+    /// The function called `name`. A version of a dynamic symbol is not part of its name.
+    pub(super) fn find(&self, name: &str) -> Found {
+        let is_called = |function: &&Function| {
+            let start = usize::try_from(function.name).ok();
+            let text = start.and_then(|start| self.names.get(start..));
+            let rest = text.and_then(|text| text.strip_prefix(name.as_bytes()));
+            rest.is_some_and(|rest| rest.first() == Some(&0))
+        };
+        let mut found = self.functions.iter().filter(is_called);
+        let Some(first) = found.next() else {
+            return Found::None;
+        };
+        if found.any(|other| other.address != first.address) {
+            return Found::Several;
+        }
+        match first.is_indirect {
+            true => Found::Indirect,
+            false => Found::At {
+                address: first.address,
+                size: first.size,
+            },
+        }
+    }
+
+    /// The functions with a name of the pattern, by address. Functions that a program chooses when it starts are left out.
+    pub(super) fn matching(&self, pattern: &str) -> Vec<(u64, String)> {
+        let named = self.functions.iter().filter_map(|function| {
+            let name = self.name_of(function)?;
+            let is_wanted = !function.is_indirect && glob_matches(pattern, &name);
+            is_wanted.then(|| (function.address, name.into_owned()))
+        });
+        let mut found: Vec<(u64, String)> = named.collect();
+        found.dedup_by_key(|(address, _)| *address);
+        found
+    }
+
+    /// The name of a function of the table.
+    fn name_of(&self, function: &Function) -> Option<Cow<'_, str>> {
+        let name = self.names.get(usize::try_from(function.name).ok()?..)?;
+        let mut bytes = name.iter().take(MAX_NAME_BYTES);
+        let len = bytes.position(|byte| *byte == 0).filter(|len| *len > 0)?;
+        Some(String::from_utf8_lossy(&name[..len]))
     }
 
     /// The function with the byte at `address`.
@@ -118,10 +183,7 @@ impl Functions {
         // The code to which a signal's handler returns has no call before it.
         let function = self.holding(selector).or_else(|| self.holding(address))?;
         let offset = address.wrapping_sub(function.address);
-        let name = self.names.get(usize::try_from(function.name).ok()?..)?;
-        let mut bytes = name.iter().take(MAX_NAME_BYTES);
-        let len = bytes.position(|byte| *byte == 0).filter(|len| *len > 0)?;
-        let name = String::from_utf8_lossy(&name[..len]);
+        let name = self.name_of(function)?;
         Some(format!("{name}+{offset:#x}/{:#x}", function.size))
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::elf::{Bytes, Elf};
 use super::registers::{IP, ProgramRegisters, SP};
-use super::symbols::Functions;
+use super::symbols::{Found, Functions};
 use super::unwind::{Caller, NoCaller, Rules};
 
 /// Where the program's first byte is loaded: all segments lie in memory as in the file.
@@ -75,6 +75,25 @@ fn function(name: &str) -> u64 {
     };
     let end = LOADED + program().len() as u64;
     (LOADED..end).find(is_there).expect("a function")
+}
+
+#[test]
+fn functions_of_a_pattern_have_their_addresses_once() {
+    let functions = read(program()).expect("a program").functions;
+    let matching = |pattern: &str| functions.matching(pattern);
+    let names = |pattern: &str| -> Vec<String> {
+        let found = matching(pattern).into_iter();
+        found.map(|(_, name)| name).collect()
+    };
+    assert_eq!(names("framed*"), ["framed", "framed_below"]);
+    assert_eq!(names("framed"), ["framed"]);
+    assert_eq!(names("nothing*"), Vec::<String>::new());
+    let all = matching("*");
+    assert!(all.len() > 5 && all.is_sorted_by(|before, after| before.0 < after.0));
+    let Found::At { address, .. } = functions.find("framed_below") else {
+        panic!("no function");
+    };
+    assert!(all.contains(&(address, "framed_below".to_owned())));
 }
 
 #[test]
@@ -226,5 +245,18 @@ proptest! {
             }.caller(&registers(ip, STACK), ip).is_ok());
             let _ = rules;
         }
+    }
+}
+
+#[test]
+fn function_is_found_by_its_name() {
+    let functions = read(program()).expect("a program").functions;
+    let address = function("init_main");
+    match functions.find("init_main") {
+        Found::At { address: at, size } => assert!(at == address && size > 0),
+        other => panic!("{other:?}"),
+    }
+    for name in ["init_mai", "init_main2", "", "\0"] {
+        assert_eq!(functions.find(name), Found::None, "{name:?}");
     }
 }

@@ -10,6 +10,7 @@ use introspect::{PagingState, PhysMemory, read_virt};
 
 use super::kernel::StackKernel;
 use super::named::NamedProgram;
+use super::vcpu::GeneralRegisters;
 use crate::programs::{
     ProgramFiles, ProgramRegisters, ProgramStack, ProgramStackReader, ProgramStacks,
 };
@@ -103,6 +104,12 @@ impl<'k> ProgramReader<'k> {
     pub fn behind(&self, stack: &KernelStack, task: Option<Gva>) -> Option<NamedProgram> {
         let saved = stack.program?;
         Some(self.program(task, |reader, task| reader.stack_behind(task, saved)))
+    }
+
+    /// The 64-bit program that a stopped vCPU runs with `registers`, of the task with the `task_struct` at `task`.
+    #[must_use]
+    pub fn at(&self, registers: GeneralRegisters, task: Option<Gva>) -> NamedProgram {
+        self.running(&ProgramRegisters::of_vcpu(registers.0, true), task)
     }
 
     /// The program that a stopped vCPU runs with `registers`.

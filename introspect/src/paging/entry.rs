@@ -11,6 +11,7 @@ const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const PAGE_SIZE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
+const KEY_SHIFT: u32 = 59;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// In a large page's entry bit 12 is PAT; the rest of the address below the page's size is
@@ -44,6 +45,12 @@ impl Entry {
 
     pub(super) const fn global(self) -> bool {
         self.0 & GLOBAL != 0
+    }
+
+    /// The protection key of a leaf.
+    pub(super) const fn key(self) -> u8 {
+        // Four bits.
+        (self.0 >> KEY_SHIFT & 0xf) as u8
     }
 
     pub(super) const fn no_execute(self) -> bool {

@@ -30,6 +30,8 @@ pub struct Translation {
     pub dirty: bool,
     /// The leaf is global: the translation survives a change of CR3.
     pub global: bool,
+    /// The protection key of the page, 0 to 15; 0 with paging off.
+    pub key: u8,
 }
 
 impl Translation {
@@ -218,6 +220,7 @@ impl Descent {
                         accessed: self.accessed,
                         dirty: entry.dirty(),
                         global: entry.global(),
+                        key: entry.key(),
                     });
                 }
             }
@@ -294,5 +297,6 @@ fn unpaged(gva: Gva) -> Result<Translation, WalkFault> {
         accessed: true,
         dirty: true,
         global: false,
+        key: 0,
     })
 }

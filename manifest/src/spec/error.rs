@@ -99,6 +99,14 @@ pub enum SpecProblem {
     /// A watchpoint for other accesses than writes.
     #[error("this version watches writes, `w`, and not `{0}`")]
     OnlyWrites(String),
+    /// A file without a function or an offset.
+    #[error("it does not say where in the file: the function or offset is missing")]
+    NoPlaceInFile,
+    /// A path that no file has.
+    #[error(
+        "`{0}` is not the path of a file: it begins with `/`, and has no `.`, `..` or empty part"
+    )]
+    BadPath(String),
     /// A system call in a module.
     #[error("a system call belongs to no module")]
     SyscallInModule,
@@ -108,7 +116,7 @@ pub enum SpecProblem {
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 5] = ["uprobe", "uretprobe", "fentry", "fexit", "usdt"];
+pub(super) const ELSEWHERE: [&str; 4] = ["uretprobe", "fentry", "fexit", "usdt"];
 /// The word of other tracers for `watch`.
 const WATCHPOINT: &str = "watchpoint";
 
@@ -130,6 +138,12 @@ impl SpecError {
             SpecProblem::NoLength => Some("write watch:ADDRESS:8, for 8 bytes".to_owned()),
             SpecProblem::BadLength(_) => {
                 Some("write a watchpoint for each part: watch:NAME:8 and watch:NAME+8:8".to_owned())
+            }
+            SpecProblem::NoPlaceInFile => {
+                Some("write uprobe:PATH:FUNCTION or uprobe:PATH:0xOFFSET".to_owned())
+            }
+            SpecProblem::BadPath(_) => {
+                Some("write the path that /proc/PID/maps shows, like /usr/bin/env".to_owned())
             }
             SpecProblem::OnlyWrites(_) => Some("leave it out".to_owned()),
             SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {

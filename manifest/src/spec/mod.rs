@@ -13,6 +13,8 @@
 //! watch:VARIABLE          watch:jiffies          watch:init_task.flags
 //! watch:VARIABLE:LENGTH   watch:panic_timeout:4  watch:panic_timeout+2:2
 //! watch:ADDRESS:LENGTH    watch:0xffffffff82a0c0a8:8   and so with :w behind the length
+//! uprobe:PATH:SYMBOL      uprobe:/bin/busybox:main     and so with an offset
+//! uprobe:PATH:OFFSET      uprobe:/bin/busybox:0x1180   an offset in the file
 //! ```
 //!
 //! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
@@ -25,6 +27,7 @@ mod module;
 mod names;
 mod parse;
 mod piece;
+mod program_code;
 mod watched;
 
 use std::fmt;
@@ -35,6 +38,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
 pub use module::ModuleSpec;
+pub use program_code::{FilePlace, ProgramCode};
 pub use watched::{DataBase, WatchedData};
 
 /// Kind of the probe.
@@ -55,17 +59,20 @@ pub enum ProbeKind {
     Tracepoint,
     /// At each write of the guest to data of the kernel.
     Watch,
+    /// At an instruction of a file that programs map.
+    Uprobe,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Kprobe,
         Self::Kretprobe,
         Self::Syscall,
         Self::Retsyscall,
         Self::Tracepoint,
         Self::Watch,
+        Self::Uprobe,
     ];
 
     /// The word before the first colon.
@@ -78,6 +85,7 @@ impl ProbeKind {
             Self::Retsyscall => "retsyscall",
             Self::Tracepoint => "tracepoint",
             Self::Watch => "watch",
+            Self::Uprobe => "uprobe",
         }
     }
 
@@ -103,13 +111,13 @@ impl ProbeKind {
         }
     }
 
-    /// The kind for returns from the same functions or system calls; `None` for tracepoints and watchpoints, which do not return.
+    /// The kind for returns from the same functions or system calls; `None` for the kinds without a return.
     #[must_use]
     pub const fn at_return(self) -> Option<Self> {
         match self {
             Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
             Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
-            Self::Tracepoint | Self::Watch => None,
+            Self::Tracepoint | Self::Watch | Self::Uprobe => None,
         }
     }
 }
@@ -142,6 +150,8 @@ pub enum Location {
     Inlined(String),
     /// The data of a watchpoint.
     Data(WatchedData),
+    /// An instruction in a file that programs map.
+    Program(ProgramCode),
 }
 
 impl Location {
@@ -199,6 +209,7 @@ impl fmt::Display for ProbeSpec {
             Location::Line { file, line } => write!(f, "{file}:{line}"),
             Location::Inlined(function) => write!(f, "{function}:{INLINED}"),
             Location::Data(data) => write!(f, "{data}"),
+            Location::Program(code) => write!(f, "{code}"),
         }
     }
 }

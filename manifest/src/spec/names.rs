@@ -52,7 +52,8 @@ impl ProbeSpec {
             Location::Address(_)
             | Location::Line { .. }
             | Location::Inlined(_)
-            | Location::Data(_) => false,
+            | Location::Data(_)
+            | Location::Program(_) => false,
         }
     }
 

@@ -2,7 +2,10 @@
 
 use super::error::{ELSEWHERE, MAX_BYTES};
 use super::piece::{Piece, check, check_characters, parse_address, parse_offset};
-use super::{INLINED, Location, ModuleSpec, ProbeKind, ProbeSpec, SpecError, SpecProblem, watched};
+use super::{
+    INLINED, Location, ModuleSpec, ProbeKind, ProbeSpec, SpecError, SpecProblem, program_code,
+    watched,
+};
 
 pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     let whole = Piece { text, start: 0 };
@@ -27,6 +30,13 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
                 kind,
                 module: None,
                 location: Location::Data(watched::parse(place)?),
+            });
+        }
+        ProbeKind::Uprobe => {
+            return Ok(ProbeSpec {
+                kind,
+                module: None,
+                location: Location::Program(program_code::parse(place)?),
             });
         }
         _ => (),

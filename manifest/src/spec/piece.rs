@@ -34,6 +34,22 @@ impl<'t> Piece<'t> {
         ))
     }
 
+    /// Splits the piece at the last `separator`.
+    pub(super) fn split_last(self, separator: char) -> Option<(Self, Self)> {
+        let (before, behind) = self.text.rsplit_once(separator)?;
+        let start = self.start + before.len() + separator.len_utf8();
+        Some((
+            Self {
+                text: before,
+                ..self
+            },
+            Self {
+                text: behind,
+                start,
+            },
+        ))
+    }
+
     pub(super) fn is(self, problem: SpecProblem) -> SpecError {
         SpecError {
             problem,

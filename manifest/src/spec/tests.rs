@@ -103,11 +103,14 @@ fn the_text_is_in_one_form() {
 #[test]
 fn missing_kind_is_refused_with_the_known_kinds() {
     assert_eq!(
-        refused("uprobe:/bin/sh:main"),
+        refused("uretprobe:/bin/sh:main"),
         (
-            "this version has no uprobe probes".into(),
-            "uprobe",
-            Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch".into())
+            "this version has no uretprobe probes".into(),
+            "uretprobe",
+            Some(
+                "there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe"
+                    .into()
+            )
         )
     );
     let help = |text| refused(text).2.expect("help");
@@ -126,7 +129,7 @@ fn missing_kind_is_refused_with_the_known_kinds() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -365,4 +368,58 @@ fn unsuitable_watchpoints_are_refused_with_a_remedy() {
             (message, span, help)
         );
     }
+}
+
+#[test]
+fn code_of_a_program_has_a_path_and_a_place() {
+    let code = |text: &str| match parsed(text).location {
+        Location::Program(code) => code,
+        other => panic!("{other:?}"),
+    };
+    let symbol = |name: &str, offset| FilePlace::Symbol {
+        name: name.to_owned(),
+        offset,
+    };
+    let main = code("uprobe:/usr/bin/x:main");
+    assert_eq!((&*main.path, main.place), ("/usr/bin/x", symbol("main", 0)));
+    assert_eq!(code("uprobe:/x:main+16").place, symbol("main", 16));
+    assert_eq!(code("uprobe:/x:0x1180").place, FilePlace::Offset(0x1180));
+    assert_eq!(
+        code("uprobe:/x:mem*").place,
+        FilePlace::Glob("mem*".to_owned())
+    );
+    // A path may have colons and blanks.
+    assert_eq!(code("uprobe:/a b:c:f").path, "/a b:c");
+    for text in [
+        "uprobe:/x:main",
+        "uprobe:/x:main+0x10",
+        "uprobe:/a:b:0x1180",
+        "uprobe:/x:mem[cs]*",
+    ] {
+        assert_eq!(parsed(text).to_string(), text);
+    }
+}
+
+#[test]
+fn place_in_a_file_that_is_none_is_refused_with_the_notation() {
+    let missing = "it does not say where in the file: the function or offset is missing";
+    assert_eq!(refused("uprobe:/bin/x").0, missing);
+    assert_eq!(refused("uprobe:/bin/x:").0, missing);
+    assert_eq!(refused("uprobe:/bin/x:+5").0, missing);
+    for path in ["bin/x", "/bin//x", "/bin/../x", "/x/", "/", "", "/a\nb"] {
+        let text = format!("uprobe:{path}:main");
+        let (problem, place, help) = refused(&text);
+        assert!(
+            problem.contains("is not the path of a file"),
+            "{path}: {problem}"
+        );
+        assert_eq!(place, path);
+        assert!(help.expect("help").contains("/proc/PID/maps"));
+    }
+    assert_eq!(
+        refused("uprobe:/x:ma*").0,
+        "this version has no patterns over the functions of a file"
+    );
+    assert_eq!(refused("uprobe:/x:0x10+4").0, "an address has no offset");
+    assert_eq!(refused("uprobe:/x:12").0, "`12` is not an address");
 }

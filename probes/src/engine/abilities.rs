@@ -14,6 +14,8 @@ pub struct Abilities {
     pub int3_exits: bool,
     /// An `int3` of the guest's kernel goes to the guest's own handler, unless an exit is requested.
     pub int3_to_guest: bool,
+    /// KVM interprets the guest's kernel, and the processor executes programs.
+    pub interprets: bool,
     /// Interrupts can be held back while one vCPU runs alone.
     pub holds_interrupts: bool,
     /// The features of the guest's processor.

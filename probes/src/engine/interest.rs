@@ -14,6 +14,7 @@ pub(crate) struct Totals {
     pub(crate) exits_at_returns: usize,
     pub(crate) modules: usize,
     pub(crate) plants: usize,
+    pub(crate) files: usize,
 }
 
 impl Totals {
@@ -23,6 +24,7 @@ impl Totals {
             (interests.exits_at_returns, &mut self.exits_at_returns),
             (interests.modules, &mut self.modules),
             (interests.plants, &mut self.plants),
+            (interests.files, &mut self.files),
         ];
         for (_, total) in each.into_iter().filter(|(is_one, _)| *is_one) {
             *total = match is_more {
@@ -52,6 +54,8 @@ pub(crate) struct Interest {
     pub(crate) modules: bool,
     /// Plants are possible that the kernel must not read.
     pub(crate) plants: bool,
+    /// Some probe is in a program.
+    pub(crate) files: bool,
     /// Some probe needs an exit at each return.
     pub(crate) exits_at_returns: bool,
 }
@@ -61,6 +65,12 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
     if probe.is_watch() {
         return Interests::default();
+    }
+    if probe.in_program.is_some() {
+        return Interests {
+            files: can_be_planted && probe.is_enabled(),
+            ..Interests::default()
+        };
     }
     let follows = match &probe.purpose {
         Purpose::KernelEvent(_) => return Interests::default(),
@@ -73,5 +83,6 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
             && follows.is_some_and(|purpose| probe.has_stack || purpose.action.needs_exit()),
         modules: probe.in_module.is_some(),
         plants: can_be_planted && probe.is_enabled(),
+        files: false,
     }
 }

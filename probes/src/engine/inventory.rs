@@ -190,6 +190,7 @@ fn status(probe: &Probe) -> ProbeStatus {
         name: None,
         kind: match probe.arguments {
             _ if probe.is_watch() => ProbeKind::Watch,
+            _ if probe.in_program.is_some() => ProbeKind::Uprobe,
             ArgumentSource::Registers => kind,
             ArgumentSource::Caller => kind.of_syscall(),
             ArgumentSource::Block { .. } => ProbeKind::Tracepoint,

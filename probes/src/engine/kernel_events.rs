@@ -18,9 +18,10 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::tasks::Tasks;
+use crate::engine::uprobes::Uprobes;
 use crate::kernel::Kernel;
 use crate::plant_table::Plant;
-use crate::registry::{KernelEvent, Probe, Purpose, Reader};
+use crate::registry::{FileEvent, KernelEvent, Mover, Probe, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 
 /// The kernel event probes possible in this kernel.
@@ -35,6 +36,11 @@ pub(crate) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
         // `insn_decode` thousands of times on other text, and each call would exit.
         found.retain(|probe| !is_reader(probe, Reader::Decode));
     }
+    let moves = |probe: &Arc<Probe>, mover| matches!(probe.purpose, Purpose::KernelEvent(KernelEvent::File(FileEvent::Moved(of))) if of == mover);
+    if found.iter().any(|probe| moves(probe, Mover::InnerFolio)) {
+        // The outer function calls the inner one.
+        found.retain(|probe| !moves(probe, Mover::Folio));
+    }
     found
 }
 
@@ -46,7 +52,8 @@ fn placed_one(kernel: &Kernel, kernel_event: KernelEvent) -> Option<Arc<Probe>> 
     let spec = format!("kprobe:{}", kernel_event.function()).parse().ok()?;
     let Resolved { name, place } = resolve(kernel, &spec, 0).ok()?.pop()?;
     let place = place.ok()?;
-    if matches!(kernel_event, KernelEvent::Reader(_)) && place.via == Via::DebugRegister {
+    let is_optional = matches!(kernel_event, KernelEvent::Reader(_) | KernelEvent::File(_));
+    if is_optional && place.via == Via::DebugRegister {
         // A user's probe has more use for the debug register.
         return None;
     }
@@ -71,6 +78,7 @@ pub(crate) struct KernelEvents {
     pub(crate) crashes: Arc<Crashes>,
     pub(crate) module_watch: Arc<ModuleWatch>,
     pub(crate) handover: Arc<Handover>,
+    pub(crate) uprobes: Arc<Uprobes>,
 }
 
 impl KernelEvents {
@@ -103,6 +111,10 @@ impl KernelEvents {
                 KernelEvent::TaskLeft => self.returns.leave_task(vcpu.index()),
                 KernelEvent::Module(event) => {
                     self.module_watch.on_module_event(vcpu, paused, event)?
+                }
+                KernelEvent::File(event) => {
+                    let regs = vcpu.regs()?;
+                    self.uprobes.on_event(paused, event, &regs)?;
                 }
                 KernelEvent::Reader(Reader::WriteJumps) => {
                     self.armer.make_room_for_jumps(vcpu, paused)?

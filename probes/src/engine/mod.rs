@@ -32,7 +32,8 @@ mod plants;
 mod probe_list;
 mod program_stacks;
 mod programs;
-mod protected_writes;
+mod protected_accesses;
+mod protections;
 mod records;
 mod register;
 mod reporter;
@@ -46,6 +47,7 @@ mod tests;
 mod trap;
 mod typed;
 mod unprobed_exits;
+mod uprobes;
 mod watch;
 mod wiring;
 mod write;
@@ -70,13 +72,14 @@ use crate::engine::hits::paused::PausedHits;
 use crate::engine::modules::ModuleWatch;
 use crate::engine::optimise::Optimiser;
 use crate::engine::probe_list::ProbeList;
-use crate::engine::protected_writes::ProtectedWrites;
+use crate::engine::protected_accesses::ProtectedAccesses;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
+use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::write::Writes;
 use crate::kernel::Kernel;
@@ -98,8 +101,9 @@ pub struct Engine {
     hits: Arc<Hits>,
     paused_hits: PausedHits,
     writes: Writes,
+    pub(crate) uprobes: Arc<Uprobes>,
     watches: Arc<Watches>,
-    protected_writes: ProtectedWrites,
+    protected_accesses: ProtectedAccesses,
     inventory: Inventory,
     unprobed_exits: UnprobedExits,
 }

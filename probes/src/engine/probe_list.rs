@@ -6,10 +6,11 @@ use std::sync::{Arc, Once};
 use arc_swap::ArcSwap;
 use errors::chain;
 use events::{ProbeId, ProbeState};
-use manifest::{Action, ProbeConfig, ProbeKind};
+use manifest::{Action, Location, ProbeConfig, ProbeKind};
 
 use crate::ResolveError;
 use crate::arguments::ArgumentSource;
+use crate::engine::abilities::Abilities;
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::EngineAction;
 use crate::engine::interest::{Counted, Interest, interests};
@@ -22,10 +23,20 @@ use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
-use crate::resolve::{ProbeNumber, Resolved, WatchProblem, resolve};
+use crate::resolve::{ProbeNumber, ProgramProblem, Resolved, WatchProblem, resolve};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
+
+/// Checks whether the engine and the host can serve a probe in a program, maybe with a handler.
+fn check_program(running: &Running, is_handled: bool) -> Result<(), ProgramProblem> {
+    match running.abilities {
+        _ if is_handled => Err(ProgramProblem::Handler),
+        Abilities { interprets, .. } if interprets => Err(ProgramProblem::Interpreted),
+        Abilities { debug_execute, .. } if !debug_execute => Err(ProgramProblem::DebugRegisters),
+        _ => Ok(()),
+    }
+}
 
 /// The registered probes, and their knob.
 #[derive(Debug)]
@@ -71,6 +82,12 @@ impl ProbeList {
                 }
             })?;
             let is_handled = !matches!(action, EngineAction::Configured(_));
+            if let Location::Program(_) = &spec.location {
+                check_program(&self.running, is_handled).map_err(|problem| ResolveError {
+                    spec: spec.to_string(),
+                    problem: problem.into(),
+                })?;
+            }
             if spec.kind == ProbeKind::Watch && is_handled {
                 return Err(ResolveError {
                     spec: spec.to_string(),
@@ -140,16 +157,18 @@ impl ProbeList {
                     self.reporter.note(Some(&probe), text);
                 }
                 if let Some(why) = why {
-                    let awaits = why.awaits_module();
+                    let awaits = why.is_pending();
                     let state = if awaits {
                         ProbeState::Pending
                     } else {
                         ProbeState::Refused
                     };
                     probe.status.set_state(state, Some(why.to_string()));
-                    if awaits {
-                        probe = probe.awaiting(spec.clone());
-                    }
+                    probe = match &spec.location {
+                        Location::Program(code) => probe.in_programs(code.clone()),
+                        _ if awaits => probe.awaiting(spec.clone()),
+                        _ => probe,
+                    };
                 }
                 probes.push(Arc::new(probe));
             }
@@ -229,6 +248,7 @@ impl ProbeList {
             calls: totals.calls > 0,
             modules: self.watches_modules(),
             plants: totals.plants > 0 && self.running.boot_patched.get(),
+            files: totals.files > 0 && self.running.boot_patched.get(),
             exits_at_returns: totals.exits_at_returns > 0,
         }
     }

@@ -114,8 +114,22 @@ impl Seen<'_, '_, '_> {
 }
 
 impl Programs {
-    /// Whether the filter of `probe` accepts the execution at `hit`.
+    /// Whether the filter of `probe` accepts the execution at `hit`. A rejected execution has an exit of its own.
     pub(crate) fn accepts(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        arguments: &mut HitArguments<'_>,
+    ) -> bool {
+        let accepts = self.accepts_within_exit(hit, probe, arguments);
+        if !accepts {
+            probe.counters.count_exit();
+        }
+        accepts
+    }
+
+    /// Whether the filter of `probe` accepts the execution at `hit`. The caller counts exits.
+    pub(crate) fn accepts_within_exit(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
@@ -133,9 +147,6 @@ impl Programs {
         });
         let accepts = holds == Some(true);
         filtered.decided(vcpu, accepts);
-        if !accepts {
-            probe.counters.count_exit();
-        }
         if holds.is_none() {
             if matches!(probe.purpose, Purpose::Return(_)) {
                 // The missed calls of a return probe are hits.

@@ -234,9 +234,7 @@ impl Records {
                         params: signature
                             .as_ref()
                             .map(|signature| recorded_params(signature, &record.regs)),
-                        stack: None,
-                        arguments: None,
-                        write: None,
+                        ..Meaning::default()
                     },
                 )
             }
@@ -285,6 +283,39 @@ impl Records {
         Ok(())
     }
 
+    /// Reports the execution of the instruction at `ip`, called `symbol`, of a program.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn emit_in_program(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Gva,
+        symbol: Arc<str>,
+    ) -> Result<(), GuestError> {
+        let regs = hit.regs;
+        let state = hit.state()?;
+        let found = self.tasks.at(state, Position::At(ip));
+        let stack = probe.has_stack.then(|| {
+            let task = found.as_ref().map(|found| found.at);
+            let paging = &state.registers.paging;
+            self.stacks.of_program(paging, &regs, task)
+        });
+        let meaning = Meaning {
+            task: found.and_then(|found| found.task),
+            stack,
+            in_program: Some(symbol),
+            ..Meaning::default()
+        };
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter
+            .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
+        Ok(())
+    }
+
     /// The meaning of a hit of `probe` at `ip`.
     fn meaning(
         &self,
@@ -325,6 +356,7 @@ impl Records {
             params: signature.as_ref().map(params),
             arguments: read,
             write: None,
+            in_program: None,
             stack,
         })
     }

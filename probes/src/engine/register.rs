@@ -48,13 +48,16 @@ impl Engine {
         let configs = with_engine_actions(new);
         let slide = self.running.slide();
         let optimisable = |new: &ProbeConfig<EngineAction>| match new.action {
-            _ if new.at.kind == ProbeKind::Watch => false,
+            _ if matches!(new.at.kind, ProbeKind::Watch | ProbeKind::Uprobe) => false,
             EngineAction::Configured(Action::Count | Action::Trace | Action::Aggregate(_)) => true,
             EngineAction::Handle(_) => new.filter.is_some(),
             EngineAction::HandleReturn(_) | EngineAction::Inject(_) => false,
         };
         if self.optimiser.is_optimising() && configs.iter().any(optimisable) {
             self.optimiser.prepare_optimising();
+        }
+        if configs.iter().any(|new| new.at.kind == ProbeKind::Uprobe) {
+            self.uprobes.prepare();
         }
         Ok(Prepared {
             probes: self.probes.resolve_all(&configs, slide)?,

@@ -22,6 +22,8 @@ pub(crate) struct Meaning {
     pub(crate) arguments: Option<[u64; 6]>,
     /// Of a watchpoint: the write, and the symbol of the instruction that writes.
     pub(crate) write: Option<(Arc<str>, DataWrite)>,
+    /// Of a probe in a program: the name of the instruction.
+    pub(crate) in_program: Option<Arc<str>>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -63,9 +65,10 @@ impl Reporter {
         regs: &vmm::kvm_regs,
         meaning: Meaning,
     ) {
-        let (symbol, write) = match meaning.write {
-            Some((symbol, write)) => (symbol, Some(write)),
-            None => match probe.place() {
+        let (symbol, write) = match (meaning.write, meaning.in_program) {
+            (Some((symbol, write)), _) => (symbol, Some(write)),
+            (None, Some(symbol)) => (symbol, None),
+            (None, None) => match probe.place() {
                 Some(place) => (Arc::clone(&place.symbol), None),
                 None => return,
             },

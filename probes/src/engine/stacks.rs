@@ -78,6 +78,43 @@ pub(crate) struct Stacks {
 }
 
 impl Stacks {
+    /// The stack of a 64-bit program with these registers, which has not entered the kernel. `paging` are the kernel's page tables. The vCPU
+    /// must be out of the guest.
+    pub(crate) fn of_program(
+        &self,
+        paging: &PagingState,
+        regs: &vmm::kvm_regs,
+        task: Option<Gva>,
+    ) -> Stack {
+        let reader = ProgramReader::for_one(self, &self.programs, *paging);
+        let in_kernel = NamedStack {
+            frames: Vec::new(),
+            incomplete: None,
+        };
+        Stack::new(in_kernel, Some(reader.at(general(regs), task)))
+    }
+
+    /// Whether a vCPU with these page tables and registers executes one of `functions`, or a callee. `None` if the stack cannot be read up
+    /// to its end. The vCPU must be out of the guest.
+    pub(crate) fn is_within(
+        &self,
+        paging: &PagingState,
+        regs: &vmm::kvm_regs,
+        functions: &[&str],
+    ) -> Option<bool> {
+        let table = self.running.kernel.unwind_rules().ok()?;
+        let slide = self.running.slide()?.cast_unsigned();
+        let view = StackView::new(self, table, &self.named, *paging, LIMITS);
+        let stack = view.unwind(Start::Stopped(general(regs).start()));
+        let symbols = self.running.kernel.symbols();
+        let is_within = stack.frames.iter().any(|frame| {
+            let within = frame.ip.0.wrapping_sub(u64::from(frame.is_return_address));
+            let found = symbols.resolve(Gva(within.wrapping_sub(slide)));
+            found.is_some_and(|found| functions.contains(&&*found.symbol.name))
+        });
+        (is_within || stack.incomplete.is_none()).then_some(is_within)
+    }
+
     /// The stack of a vCPU with these page tables and registers, from RIP on, and that of the program behind it, if `task` is known. Any thread
     /// may call this; the vCPU must be out of the guest.
     pub(crate) fn of(

@@ -32,10 +32,10 @@ impl Engine {
                 }
                 return Ok(outcome_of(self.writes.on_guest_write(gpa, data)?));
             }
-            (Trap::ProtectedWrite { at }, _) => {
-                self.protected_writes.on_protected_write(vcpu, at)?
+            (Trap::ProtectedAccess { at }, _) => {
+                self.protected_accesses.on_protected_access(vcpu, at)?
             }
-            (Trap::EmulationFailure, _) => self.protected_writes.on_emulation_failure(vcpu)?,
+            (Trap::EmulationFailure, _) => self.protected_accesses.on_emulation_failure(vcpu)?,
             (
                 Trap::MsrWrite {
                     index: MSR_LSTAR, ..
@@ -75,9 +75,9 @@ impl Engine {
                     .on_paused_debug_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
             }
-            Trap::ProtectedWrite { at } => {
-                let writes = &self.protected_writes;
-                let hit = writes.on_paused_protected_write(vcpu, paused, at, run)?;
+            Trap::ProtectedAccess { at } => {
+                let writes = &self.protected_accesses;
+                let hit = writes.on_paused_protected_access(vcpu, paused, at, run)?;
                 Ok(match hit {
                     HitOutcome::Resume => TrapOutcome::Resume,
                     HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
@@ -114,7 +114,7 @@ fn name(trap: Trap) -> &'static str {
         Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",
         Trap::HardwareBreakpoint { .. } => "a debug register",
         Trap::GuestWrite { .. } => "a guest write to a probed page",
-        Trap::ProtectedWrite { .. } => "a guest write to a page with watched data",
+        Trap::ProtectedAccess { .. } => "an access to a protected page",
         Trap::MsrWrite { .. } => "the write of an MSR",
         Trap::EmulationFailure => "an instruction that KVM cannot emulate",
     }

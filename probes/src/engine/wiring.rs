@@ -34,7 +34,8 @@ use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::programs::Programs;
-use crate::engine::protected_writes::ProtectedWrites;
+use crate::engine::protected_accesses::ProtectedAccesses;
+use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
@@ -47,6 +48,11 @@ use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
+use crate::engine::uprobes::Uprobes;
+use crate::engine::uprobes::file_events::FileEvents;
+use crate::engine::uprobes::guest_files::GuestFiles;
+use crate::engine::uprobes::hidden_code::HiddenCode;
+use crate::engine::uprobes::private_copies::PrivateCopies;
 use crate::engine::watch::Watches;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
@@ -183,6 +189,28 @@ impl Engine {
             plants: Arc::clone(&plants),
             optimiser: Arc::clone(&optimiser),
         });
+        let protections: Arc<Protections> = Arc::default();
+        let hidden: Arc<HiddenCode> = Arc::default();
+        let copies = Arc::new(PrivateCopies {
+            reporter: Arc::clone(&reporter),
+            stacks: Arc::clone(&stacks),
+            noted: Mutex::default(),
+        });
+        let uprobes = Arc::new(Uprobes {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            records: Arc::clone(&records),
+            programs: Arc::clone(&programs),
+            protections: Arc::clone(&protections),
+            hidden: Arc::clone(&hidden),
+            copies: Arc::clone(&copies),
+            files: GuestFiles::default(),
+            events: FileEvents::default(),
+            targets: ArcSwap::default(),
+            searches: Mutex::default(),
+            lost_events: AtomicU64::default(),
+        });
         let watches = Arc::new(Watches {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
@@ -190,6 +218,9 @@ impl Engine {
             programs: Arc::clone(&programs),
             records: Arc::clone(&records),
             detour: Arc::clone(&detour),
+            protections: Arc::clone(&protections),
+            hidden: Arc::clone(&hidden),
+            copies: Arc::clone(&copies),
             table: ArcSwap::default(),
             order: Mutex::default(),
         });
@@ -234,6 +265,7 @@ impl Engine {
             int3: Arc::clone(&int3),
             optimiser: Arc::clone(&optimiser),
             watches: Arc::clone(&watches),
+            uprobes: Arc::clone(&uprobes),
         });
         let site_planter = Arc::new(SitePlanter {
             reporter: Arc::clone(&reporter),
@@ -285,6 +317,7 @@ impl Engine {
             crashes: Arc::clone(&crashes),
             module_watch: Arc::clone(&module_watch),
             handover: Arc::clone(&handover),
+            uprobes: Arc::clone(&uprobes),
         });
         let hits = Arc::new(Hits {
             reporter: Arc::clone(&reporter),
@@ -298,6 +331,7 @@ impl Engine {
             executor: Arc::clone(&executor),
             readers: Arc::clone(&readers),
             returns: Arc::clone(&returns),
+            uprobes: Arc::clone(&uprobes),
             resuming: Mutex::default(),
         });
         let paused_hits = PausedHits {
@@ -322,11 +356,12 @@ impl Engine {
             optimiser: Arc::clone(&optimiser),
             stand_ins: Arc::clone(&stand_ins),
         };
-        let protected_writes = ProtectedWrites {
+        let protected_accesses = ProtectedAccesses {
             running: Arc::clone(&running),
             plants: Arc::clone(&plants),
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
+            uprobes: Arc::clone(&uprobes),
         };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),
@@ -350,8 +385,9 @@ impl Engine {
             hits,
             paused_hits,
             writes,
+            uprobes,
             watches,
-            protected_writes,
+            protected_accesses,
             inventory,
             unprobed_exits: UnprobedExits::default(),
         }

@@ -40,7 +40,7 @@ impl ProbeCounters {
     }
 
     /// The number of hits, without the hits that a detour counts.
-    pub(super) fn hits(&self) -> u64 {
+    pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
 
@@ -58,6 +58,14 @@ impl ProbeCounters {
     pub(crate) fn missed_for(&self, why: Missed) -> u64 {
         let index = Missed::ALL.iter().position(|(known, _)| *known == why);
         index.map_or(0, |index| self.missed[index].load(Ordering::Relaxed))
+    }
+
+    /// The number of missed executions.
+    pub(crate) fn missed_in_all(&self) -> u64 {
+        let each = self.missed.iter();
+        each.fold(0, |all, missed| {
+            all.saturating_add(missed.load(Ordering::Relaxed))
+        })
     }
 
     /// The number of exits.
@@ -97,7 +105,7 @@ impl ProbeCounters {
     }
 
     /// Adds `times` to the executions missed for the reason `why`.
-    pub(super) fn add_missed(&self, why: Missed, times: u64) {
+    pub(crate) fn add_missed(&self, why: Missed, times: u64) {
         if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
             add(&self.missed[index], times);
         }

@@ -1,6 +1,7 @@
 //! Registered probes: the requests and the results.
 
 mod counters;
+mod file_event;
 mod missed;
 mod probe;
 mod purpose;
@@ -8,6 +9,7 @@ mod status_cell;
 mod tier_cell;
 
 pub(crate) use counters::ProbeCounters;
+pub(crate) use file_event::{FileArguments, FileEvent, Mover, argument};
 pub(crate) use missed::Missed;
 pub(crate) use probe::Probe;
 pub(crate) use purpose::{Interests, KernelEvent, Purpose, Reader, ReturnAction, ReturnPurpose};

@@ -10,7 +10,7 @@ use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
 use introspect::Signature;
 use manifest::program::{AggregateResult, Filter, Operand};
-use manifest::{Location, ProbeKind, ProbeSpec};
+use manifest::{Location, ProbeKind, ProbeSpec, ProgramCode};
 use text::GuestError;
 
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
@@ -38,6 +38,8 @@ pub(crate) struct Probe {
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
     pub(crate) in_module: Option<ProbeSpec>,
+    /// For a probe in a program: the file and the place in it.
+    pub(crate) in_program: Option<ProgramCode>,
     /// Whether the probe is one match of a pattern, or one site of a tracepoint.
     is_match: bool,
     enabled: AtomicBool,
@@ -79,6 +81,7 @@ impl Probe {
             unread: AtomicBool::new(false),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
+            in_program: None,
             is_match: false,
             enabled: AtomicBool::new(enabled),
             planted: AtomicU64::new(0),
@@ -156,6 +159,14 @@ impl Probe {
     pub(crate) fn awaiting(self, spec: ProbeSpec) -> Self {
         Self {
             in_module: Some(spec),
+            ..self
+        }
+    }
+
+    /// Puts the probe into the programs that map a file.
+    pub(crate) fn in_programs(self, code: ProgramCode) -> Self {
+        Self {
+            in_program: Some(code),
             ..self
         }
     }
@@ -340,7 +351,9 @@ impl Probe {
             _ => return None,
         };
         // Asked at every hit that exits: the purpose decides for most probes.
-        (!self.is_watch() && !self.program_reads_memory()).then_some(keeps)
+        let needs_exit =
+            self.is_watch() || self.in_program.is_some() || self.program_reads_memory();
+        (!needs_exit).then_some(keeps)
     }
 
     pub(crate) fn summary(&self) -> ProbeSummary {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use introspect::ModuleEvent;
 
+use super::file_event::FileEvent;
 use crate::applied::Aggregated;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
@@ -71,6 +72,8 @@ pub(crate) struct Interests {
     pub(crate) modules: bool,
     /// Plants are possible that the kernel must not read.
     pub(crate) plants: bool,
+    /// The files that programs map are watched.
+    pub(crate) files: bool,
 }
 
 impl Purpose {
@@ -125,6 +128,8 @@ pub(crate) enum KernelEvent {
     TaskLeft,
     /// A module is loaded, loses its init text, or is unloaded; required while a probe or a return site may be in a module.
     Module(ModuleEvent),
+    /// A program maps a file, or a page comes into the memory of a file; required while a probe is in a program.
+    File(FileEvent),
     /// The kernel is about to read its own text; required while the text may have a plant.
     Reader(Reader),
 }
@@ -141,9 +146,12 @@ impl KernelEvent {
             | Self::CpuOnline
             | Self::CpuOffline
             | Self::Module(_) => true,
-            Self::Panic | Self::NextKernel | Self::TaskEnded | Self::TaskLeft | Self::Reader(_) => {
-                false
-            }
+            Self::Panic
+            | Self::NextKernel
+            | Self::TaskEnded
+            | Self::TaskLeft
+            | Self::File(_)
+            | Self::Reader(_) => false,
         }
     }
 }
@@ -179,7 +187,7 @@ impl Reader {
 }
 
 impl KernelEvent {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::EarlyTraps,
         Self::BootPatched,
         Self::InitFreed,
@@ -192,6 +200,13 @@ impl KernelEvent {
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
         Self::Module(ModuleEvent::Unloading),
+        Self::File(FileEvent::ALL[0]),
+        Self::File(FileEvent::ALL[1]),
+        Self::File(FileEvent::ALL[2]),
+        Self::File(FileEvent::ALL[3]),
+        Self::File(FileEvent::ALL[4]),
+        Self::File(FileEvent::ALL[5]),
+        Self::File(FileEvent::ALL[6]),
         Self::Reader(Reader::CheckProbe),
         Self::Reader(Reader::CheckOptimised),
         Self::Reader(Reader::Decode),
@@ -216,6 +231,7 @@ impl KernelEvent {
             Self::TaskEnded => "do_task_dead",
             Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),
+            Self::File(event) => event.function(),
             Self::Reader(reader) => reader.function(),
         }
     }

@@ -4,6 +4,7 @@ use address::Gva;
 use introspect::insn::NotABoundary;
 use manifest::program::NotAtReturn;
 
+use super::program_problem::ProgramProblem;
 use super::watch_problem::WatchProblem;
 
 /// The remedy for a pattern without a match.
@@ -132,6 +133,9 @@ pub enum ResolveProblem {
     /// The data cannot be watched.
     #[error(transparent)]
     Watch(#[from] WatchProblem),
+    /// No program can be probed.
+    #[error(transparent)]
+    Program(#[from] ProgramProblem),
     /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),

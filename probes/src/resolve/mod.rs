@@ -11,6 +11,8 @@ mod functions;
 pub(crate) mod module_tracepoints;
 mod number;
 mod place;
+mod program_problem;
+mod programs;
 #[cfg(test)]
 pub(crate) mod synthetic;
 pub(crate) mod syscalls;
@@ -40,6 +42,7 @@ pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
 pub(crate) use place::ENDBR64;
 pub use place::{Place, PlantTime, Refusal, Via};
+pub use program_problem::ProgramProblem;
 pub use watch_problem::WatchProblem;
 
 /// The most probes that a glob expands to.
@@ -135,6 +138,14 @@ fn resolve_sites(
                 place: Ok(watched.map_err(|problem| failed(problem.into()))?),
             }])
         }
+        Location::Program(code) => {
+            programs::check(kernel).map_err(|problem| failed(problem.into()))?;
+            let path = code.path.clone();
+            Ok(vec![Resolved {
+                name: spec.to_string().into(),
+                place: Err(Refusal::NotMapped { path }),
+            }])
+        }
         Location::Symbol { name, offset } => {
             let symbol = function(kernel, name).map_err(failed)?;
             let place = place::at_offset(kernel, &symbol, *offset).map_err(failed)?;
@@ -222,8 +233,8 @@ pub(crate) fn in_module(
     }
     match &spec.location {
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
-        // A watchpoint has no module.
-        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => {
+        // Neither a watchpoint nor a program has a module.
+        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) | Location::Program(_) => {
             Err(ResolveProblem::NoDebugInfo)
         }
         Location::Symbol { name, offset } => match symbols.named(name) {

@@ -55,9 +55,11 @@ pub(crate) fn in_module<'t>(
     let is_meant = |tracepoint: &&PassedTracepoint| match &spec.location {
         Location::Symbol { name, .. } => *name == tracepoint.name,
         Location::Glob(pattern) => glob_matches(pattern, &tracepoint.name),
-        Location::Address(_) | Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => {
-            false
-        }
+        Location::Address(_)
+        | Location::Line { .. }
+        | Location::Inlined(_)
+        | Location::Data(_)
+        | Location::Program(_) => false,
     };
     let mut read = |at: Gva, buf: &mut [u8]| {
         let held = code.bytes(at, buf.len() as u64);

@@ -70,6 +70,12 @@ pub enum Refusal {
     /// The address is known once the module is loaded.
     #[error(transparent)]
     NotLoaded(#[from] NotLoaded),
+    /// The file is known once a program maps it.
+    #[error("no program has mapped {path} yet")]
+    NotMapped {
+        /// The path.
+        path: String,
+    },
     /// The sites are known once a module with the tracepoint is loaded.
     #[error(transparent)]
     AwaitsModule(#[from] AwaitsModule),
@@ -95,10 +101,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the probe is pending until a module is loaded.
+    /// Whether the probe is pending until a module is loaded, or until a program maps a file.
     #[must_use]
-    pub const fn awaits_module(&self) -> bool {
-        matches!(self, Self::NotLoaded(_) | Self::AwaitsModule(_))
+    pub const fn is_pending(&self) -> bool {
+        matches!(
+            self,
+            Self::NotLoaded(_) | Self::AwaitsModule(_) | Self::NotMapped { .. }
+        )
     }
 }
 

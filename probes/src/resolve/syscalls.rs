@@ -30,7 +30,7 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
         Location::Glob(pattern) => matches(kernel, spec, pattern),
         Location::Symbol { name, .. } => named(kernel, spec, name).map(|found| vec![found]),
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
-        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => {
+        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) | Location::Program(_) => {
             Err(ResolveProblem::NoDebugInfo)
         }
     }

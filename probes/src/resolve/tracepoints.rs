@@ -44,7 +44,7 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
         Location::Address(address) => {
             return Err(ResolveProblem::NotCode { address: *address });
         }
-        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) => {
+        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) | Location::Program(_) => {
             return Err(ResolveProblem::NoDebugInfo);
         }
     };

@@ -225,6 +225,10 @@ pub const FEATURES: &[Feature] = &[
             "watch-live",
         ],
     ),
+    feature(
+        "probes in programs: hits are the calls that the program counts, in every process of the file",
+        &["stock-program"],
+    ),
 ];
 
 #[cfg(test)]

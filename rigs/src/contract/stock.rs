@@ -59,6 +59,8 @@ const COUNTED: [Counted; 3] = [
     ("kprobe:ksys_read", |counts| counts.read),
     ("kprobe:__x64_sys_getpid", |counts| counts.getpid),
 ];
+/// In the workload's own file: each of its `openat` calls is made there.
+const IN_PROGRAM: &str = "uprobe:/init:workload_open";
 const OPEN_RETURNS: &str = "kretprobe:do_sys_openat2";
 /// Never returns.
 const EXIT_RETURNS: &str = "kretprobe:do_exit";
@@ -77,13 +79,19 @@ const IN_MODULE: [&str; 4] = [
     "kretprobe:dummy:dummy_dev_init",
 ];
 
-pub(super) const CASES: [StockCase; 6] = [
+pub(super) const CASES: [StockCase; 7] = [
     StockCase {
         name: "stock",
         check: |run| {
             for (name, made) in COUNTED {
                 run.counted(name, made(&run.counts()));
             }
+        },
+    },
+    StockCase {
+        name: "stock-program",
+        check: |run| {
+            run.counted(IN_PROGRAM, run.counts().openat);
         },
     },
     StockCase {
@@ -270,7 +278,7 @@ impl<'a> Stock<'a> {
         let initrd = read(&self.files.initrd);
         let counting = COUNTED.map(|(name, _)| name).into_iter();
         let names = counting
-            .chain([OPEN_RETURNS, EXIT_RETURNS])
+            .chain([IN_PROGRAM, OPEN_RETURNS, EXIT_RETURNS])
             .chain(ENTRY_CODE)
             .chain(BREAKPOINT);
         let probes: Vec<ProbeConfig<EngineAction>> = names

@@ -174,7 +174,7 @@ fn line<'f>(found: &'f Resolved, debug_registers: &mut usize) -> Line<'f> {
             }
         }
         Ok(place) => ("armed", place_in_words(place)),
-        Err(refusal) if refusal.awaits_module() => ("pending", refusal.to_string()),
+        Err(refusal) if refusal.is_pending() => ("pending", refusal.to_string()),
         Err(refusal) => ("refused", refusal.to_string()),
     };
     let place = found.place.as_ref().ok();

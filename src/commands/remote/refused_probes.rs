@@ -1,9 +1,11 @@
-//! Probes that a run has added and refuses to arm: those in a loaded module of another build, or without the function.
+//! Probes that a run has added and refuses to arm: those in a loaded module of another build, or without the function, and those in programs
+//! whose pages cannot be protected.
 //!
-//! The run keeps such a probe, since the module may be loaded again in another build. The request itself is answered, so the command looks at the
+//! The run keeps such a probe: the module may be loaded again in another build. The request itself is answered, so the command looks at the
 //! states of the probes.
 
 use events::{ProbeState, ProbeStatus};
+use manifest::ProbeKind;
 use thiserror::Error;
 
 /// Probes that are added, and refused.
@@ -16,6 +18,8 @@ pub(crate) struct RefusedProbes {
     first: String,
     /// The numbers of the refused probes.
     ids: Vec<u64>,
+    /// Whether a probe in a module is refused.
+    has_modules: bool,
 }
 
 impl RefusedProbes {
@@ -30,6 +34,7 @@ impl RefusedProbes {
             added: added.len(),
             first: refused.first()?.summary.probe.clone(),
             ids: refused.iter().map(|probe| probe.id.0).collect(),
+            has_modules: refused.iter().any(|probe| probe.kind != ProbeKind::Uprobe),
         })
     }
 
@@ -41,8 +46,12 @@ impl RefusedProbes {
             true => " …",
             false => "",
         };
+        let why = match self.has_modules {
+            true => "probes in modules wait for another load of their modules",
+            false => "the reasons are in the answer to `hyprobe probe list`",
+        };
         format!(
-            "the probes wait for another load of their modules; `hyprobe probe rm {}{more}` removes them",
+            "{why}; `hyprobe probe rm {}{more}` removes the probes",
             ids.collect::<Vec<_>>().join(" ")
         )
     }
@@ -53,8 +62,12 @@ mod tests {
     use super::*;
 
     fn probe(id: u64, state: &str) -> ProbeStatus {
+        of_kind("kprobe", id, state)
+    }
+
+    fn of_kind(kind: &str, id: u64, state: &str) -> ProbeStatus {
         let status = serde_json::json!({
-            "id": id, "kind": "kprobe", "enabled": true, "action": "trace", "hits": 0, "missed": {}, "exits": 0,
+            "id": id, "kind": kind, "enabled": true, "action": "trace", "hits": 0, "missed": {}, "exits": 0,
             "probe": format!("kprobe:m@00:f{id}"), "state": state,
         });
         serde_json::from_value(status).expect("a status")
@@ -73,6 +86,19 @@ mod tests {
             refused.help().contains("hyprobe probe rm 3`"),
             "{}",
             refused.help()
+        );
+    }
+
+    #[test]
+    fn refused_probe_in_a_program_does_not_wait_for_a_module() {
+        let probes = [of_kind("uprobe", 4, "refused"), probe(5, "refused")];
+        let help = |added: &[u64]| RefusedProbes::among(added, &probes).expect("one").help();
+        assert!(!help(&[4]).contains("module"), "{}", help(&[4]));
+        assert!(help(&[4]).contains("hyprobe probe list"), "{}", help(&[4]));
+        assert!(
+            help(&[4, 5]).contains("probes in modules wait"),
+            "{}",
+            help(&[4, 5])
         );
     }
 }

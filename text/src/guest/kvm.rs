@@ -1,6 +1,6 @@
 //! The engine's traits, implemented for a live machine.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use introspect::PagingState;
 use introspect::idt::pushes_error_code;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
 use vmm::{
-    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
-    StoppedVcpu, TrapHandler,
+    Alone, AloneBreakpoints, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange,
+    PausedGuard, StoppedVcpu, TrapHandler,
 };
 
 use super::{
@@ -30,8 +30,8 @@ impl KvmVcpu<'_, '_> {
         to: To<'_>,
     ) -> Result<Ran, GuestError> {
         let (limit, breakpoints) = match to {
-            To::Next(_) => (INSTRUCTION_LIMIT, false),
-            To::Return(_) => (FUNCTION_LIMIT, true),
+            To::Next(_) => (INSTRUCTION_LIMIT, AloneBreakpoints::ProgramStops),
+            To::Return(_) => (FUNCTION_LIMIT, AloneBreakpoints::Kept),
         };
         let alone = Alone {
             stops: to.stops(),
@@ -190,6 +190,10 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.halt()?)
     }
 
+    fn pkru(&mut self) -> Result<u32, GuestError> {
+        Ok(self.0.registers().pkru()?)
+    }
+
     fn xcr0(&mut self) -> Result<u64, GuestError> {
         Ok(self.0.registers().xcr0()?)
     }
@@ -236,7 +240,7 @@ impl Paused for PausedGuard<'_> {
         Ok(PausedGuard::set_read_only(self, ranges)?)
     }
 
-    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError> {
+    fn protect_pages(&self, pages: &BTreeMap<Gpa, vmm::Protection>) -> Result<(), GuestError> {
         Ok(PausedGuard::protect_pages(self, pages)?)
     }
 

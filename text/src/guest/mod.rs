@@ -6,7 +6,7 @@
 mod kvm;
 mod kvm_memory;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,6 +36,14 @@ pub trait GuestMemory: PhysMemory + Send + Sync {
 
     /// The ranges of memory, in ascending order; whole pages.
     fn ranges(&self) -> Vec<Range<Gpa>>;
+
+    /// An emulated instruction is about to read bytes of a page, from `gpa` on.
+    fn on_read(&self, _gpa: Gpa) {}
+
+    /// Whether the byte at `gpa`, which is memory, can be written.
+    fn is_writable(&self, _gpa: Gpa) -> bool {
+        true
+    }
 }
 
 /// A failed write to guest-physical memory.
@@ -92,7 +100,7 @@ pub struct InstructionFault {
 /// How far one vCPU runs alone.
 #[derive(Clone, Copy, Debug)]
 pub enum To<'a> {
-    /// One instruction; the vCPU stops at any of these addresses. Debug registers are off.
+    /// One instruction; the vCPU stops at any of these addresses. Debug registers are off, but for addresses of programs.
     Next(&'a [Gva]),
     /// A function; the vCPU stops at the return address.
     Return(Gva),
@@ -211,6 +219,13 @@ pub trait Vcpu {
     /// If the vCPU cannot be halted.
     fn halt(&mut self) -> Result<(), GuestError>;
 
+    /// PKRU, two bits a protection key; 0 if the processor has no keys.
+    ///
+    /// # Errors
+    ///
+    /// If the register cannot be read.
+    fn pkru(&mut self) -> Result<u32, GuestError>;
+
     /// XCR0; 0 if the processor has no XCR0.
     ///
     /// # Errors
@@ -272,14 +287,14 @@ pub trait Paused {
     /// If KVM refuses the memory slots.
     fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
 
-    /// Protects exactly these pages of RAM: each guest write to them exits before the write takes place.
+    /// Protects exactly these pages of RAM: each access of the guest that the protection names exits before it takes place.
     ///
     /// # Errors
     ///
     /// If a page is not RAM, or the host or KVM refuses.
-    fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), GuestError>;
+    fn protect_pages(&self, pages: &BTreeMap<Gpa, vmm::Protection>) -> Result<(), GuestError>;
 
-    /// Lets the guest write to the protected pages without an exit, or protects the pages again.
+    /// Lets the guest access the protected pages without an exit, or protects the pages again.
     ///
     /// # Errors
     ///

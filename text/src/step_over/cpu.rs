@@ -14,6 +14,9 @@ use crate::guest::{GuestError, GuestMemory, SystemState, Vcpu};
 use crate::plant::Planter;
 
 const RFLAGS_AC: u64 = 1 << 18;
+/// The bits of a key in PKRU: no access, no write.
+const KEY_ACCESS: u32 = 1;
+const KEY_WRITE: u32 = 2;
 
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_FS_BASE: u32 = 0xc000_0100;
@@ -23,11 +26,15 @@ const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 /// A vCPU's registers, taken out for the emulation, and the memory visible to the vCPU.
 ///
 /// Reads of memory return the original bytes of planted pages. The emulation refuses accesses that need unmodelled work of the hardware
-/// (setting accessed or dirty bits, protection keys, SMAP, devices) with [`Fault::NotMemory`], and leaves the accesses to the hardware.
+/// (setting accessed or dirty bits, a forbidding protection key, SMAP, devices) with [`Fault::NotMemory`], and leaves the accesses to the hardware.
 pub(super) struct VcpuCpu<'a> {
     pub(super) regs: vmm::kvm_regs,
     vcpu: &'a mut dyn Vcpu,
     state: Option<SystemState>,
+    /// The rights of the protection keys, once needed.
+    pkru: Option<u32>,
+    /// Whether the instruction is not emulated, and only its target is read: the hardware does its own work at the access.
+    pub(super) peeks: bool,
     /// The page tables for the kernel's half, used before `state` is read.
     pub(super) kernel: Option<KernelTables<'a>>,
     memory: &'a dyn GuestMemory,
@@ -51,6 +58,8 @@ impl<'a> VcpuCpu<'a> {
             regs,
             vcpu,
             state: None,
+            pkru: None,
+            peeks: false,
             kernel: None,
             memory,
             planter,
@@ -89,6 +98,7 @@ impl<'a> VcpuCpu<'a> {
             user,
             accessed,
             dirty,
+            key,
             ..
         } = walk(&self.planter.own(), &state.paging, at).map_err(|fault| match fault {
             WalkFault::NotPresent { .. } => Fault::NotMapped { at, access },
@@ -104,11 +114,24 @@ impl<'a> VcpuCpu<'a> {
         let needs_hardware = !accessed
             || (write && !dirty)
             || (user && state.privilege < 3 && state.smap && self.regs.rflags & RFLAGS_AC == 0)
-            || (user && state.protection_keys);
-        if needs_hardware {
+            || (user && state.protection_keys && self.key_forbids(key, write));
+        if needs_hardware && !self.peeks {
             return Err(Fault::NotMemory { at, access });
         }
         Ok(gpa)
+    }
+
+    /// Whether the page's protection key forbids the access.
+    fn key_forbids(&mut self, key: u8, write: bool) -> bool {
+        if self.pkru.is_none() {
+            self.pkru = self.vcpu.pkru().ok();
+        }
+        let Some(pkru) = self.pkru else {
+            // KVM refuses the register: the hardware decides.
+            return true;
+        };
+        let rights = pkru >> (2 * u32::from(key));
+        rights & KEY_ACCESS != 0 || (write && rights & KEY_WRITE != 0)
     }
 
     /// The guest-physical ranges of an access: consecutive pages may lie anywhere in guest-physical memory.
@@ -233,6 +256,7 @@ impl Cpu for VcpuCpu<'_> {
         let mut rest = buf;
         for (gpa, len) in stretches.iter() {
             let (part, behind) = rest.split_at_mut(len);
+            self.memory.on_read(gpa);
             self.planter
                 .read_own(gpa, part)
                 .map_err(|_| Fault::NotMemory { at, access })?;
@@ -255,6 +279,9 @@ impl Cpu for VcpuCpu<'_> {
                 return Err(refused);
             }
             self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
+            if !self.memory.is_writable(gpa) {
+                return Err(refused);
+            }
         }
         let mut rest = bytes;
         for (gpa, len) in stretches.iter() {

@@ -18,6 +18,7 @@ pub fn next_places(
     state: PagingState,
 ) -> Result<(Vec<Next>, Option<PagingState>), GuestError> {
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
+    cpu.peeks = true;
     let places = insn::next_places(&mut cpu, decoded);
     let tables = insn::tables_after(&cpu, decoded, state);
     match cpu.failure() {

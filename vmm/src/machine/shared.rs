@@ -1,6 +1,6 @@
 //! The state shared by the threads of a machine, and the pause.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,8 +12,8 @@ use super::int3_exits::Int3Exits;
 use crate::devices::Platform;
 use crate::kvm::HostFacts;
 use crate::memory::{
-    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, ProtectedPages, Ram,
-    SlotError, Slots,
+    DetourMapError, DetourMemory, DetourSize, PageRange, ProtectError, ProtectedPages, Protection,
+    Ram, SlotError, Slots,
 };
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::rips::Rips;
@@ -131,15 +131,15 @@ impl PausedGuard<'_> {
         lock(&self.shared.slots).apply(&self.shared.vm, ranges)
     }
 
-    /// Protects exactly these pages of RAM, given by their addresses: each guest write to them is a
-    /// [`Trap::ProtectedWrite`](crate::Trap::ProtectedWrite), or a [`Trap::GuestWrite`](crate::Trap::GuestWrite) where KVM emulates the
-    /// guest's instructions. Reads of the guest and accesses of the VMM are as before.
+    /// Protects exactly these pages of RAM, given by their addresses: each access of the guest that the protection names is a
+    /// [`Trap::ProtectedAccess`](crate::Trap::ProtectedAccess), or, where KVM emulates the guest's instructions, a write is a
+    /// [`Trap::GuestWrite`](crate::Trap::GuestWrite) and a read is answered from RAM. Accesses of the VMM are as before.
     ///
     /// # Errors
     ///
     /// When a page is not RAM, there are too many pages or slots, or the host refuses a mapping or its rights: the pages protected before
     /// still are. When KVM refuses a slot: the machine must not resume.
-    pub fn protect_pages(&self, pages: &BTreeSet<Gpa>) -> Result<(), ProtectError> {
+    pub fn protect_pages(&self, pages: &BTreeMap<Gpa, Protection>) -> Result<(), ProtectError> {
         let mut protected = lock(&self.shared.protected);
         let views = protected.views(self.shared.memory.guest(), pages)?;
         let mut slots = lock(&self.shared.slots);
@@ -154,7 +154,7 @@ impl PausedGuard<'_> {
         Ok(())
     }
 
-    /// Lets the guest write to the protected pages without an exit, or protects the pages again.
+    /// Lets the guest access the protected pages without an exit, or protects the pages again.
     ///
     /// # Errors
     ///

@@ -12,5 +12,6 @@ pub use detour::{DetourMemory, DetourSize};
 pub use error::{DetourMapError, ProtectError, RamError, SlotError};
 pub use page_range::PageRange;
 pub(crate) use protected::ProtectedPages;
+pub use protected::Protection;
 pub(crate) use ram::Ram;
 pub(crate) use slots::Slots;

@@ -1,11 +1,13 @@
-//! Protected pages: the guest reads the page at full speed, and each write of the guest exits before the write takes place.
+//! Protected pages: each write of the guest exits before the write takes place, and the guest reads the page at full speed; or each access of
+//! the guest exits, the fetch of an instruction included.
 //!
 //! KVM maps a guest page with the rights of the host mapping behind the page's slot. A protected page therefore has two mappings in this
-//! process: RAM's own, which the VMM reads and writes, and a view, which the slot names and which is read-only. KVM cannot resolve the
-//! guest's write, and `KVM_RUN` fails with EFAULT, before the instruction has any effect. A read-only slot (`KVM_MEM_READONLY`) would not
+//! process: RAM's own, which the VMM reads and writes, and a view, which the slot names and which has fewer rights. KVM cannot resolve the
+//! guest's access, and `KVM_RUN` fails with EFAULT, before the instruction has any effect. A read-only slot (`KVM_MEM_READONLY`) would not
 //! do: KVM then emulates the instruction first, and loses an update of another vCPU between the read and the write of a locked instruction.
 //!
-//! A KVM that emulates ring 0 anyway reports a plain write as `KVM_EXIT_MMIO`, and fails to emulate a locked instruction.
+//! A KVM that emulates ring 0 anyway reports a plain write as `KVM_EXIT_MMIO`, and fails to emulate a locked instruction. KVM's emulator reads
+//! a page without rights as `KVM_EXIT_MMIO`, too.
 #![expect(unsafe_code, reason = "maps a page of RAM a second time")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,16 +25,38 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use super::error::ProtectError;
 use super::ram::RamRegion;
 
-/// The most pages that have a view. A view stays until the machine ends: each splits a mapping of the process, whose number the host
-/// limits.
-const MAX_VIEWS: usize = 1024;
+/// The most pages that have a view. A view stays until the machine ends: each splits a mapping of the process, and the host limits the
+/// mappings to 65 530.
+const MAX_VIEWS: usize = 8192;
+
+/// The accesses of the guest that exit at a protected page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Writes.
+    Writes,
+    /// All: reads, writes, and fetches of instructions.
+    Accesses,
+}
+
+impl Protection {
+    /// The rights of the view while the page is protected.
+    const fn rights(self) -> MprotectFlags {
+        match self {
+            Self::Writes => MprotectFlags::READ,
+            Self::Accesses => MprotectFlags::empty(),
+        }
+    }
+}
+
+/// The rights of a view while the page is not protected.
+const ALL_RIGHTS: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
 
 /// The protected pages of RAM. Changed with every vCPU paused.
 #[derive(Debug, Default)]
 pub(crate) struct ProtectedPages {
     /// The pages that are or were protected, and their views.
     views: BTreeMap<Gpa, View>,
-    protected: BTreeSet<Gpa>,
+    protected: BTreeMap<Gpa, Protection>,
 }
 
 impl ProtectedPages {
@@ -40,9 +64,9 @@ impl ProtectedPages {
     pub(crate) fn views(
         &mut self,
         memory: &GuestMemoryMmap,
-        pages: &BTreeSet<Gpa>,
+        pages: &BTreeMap<Gpa, Protection>,
     ) -> Result<Vec<RamRegion>, ProtectError> {
-        for &page in pages {
+        for &page in pages.keys() {
             if !self.views.contains_key(&page) {
                 if self.views.len() == MAX_VIEWS {
                     return Err(ProtectError::TooMany { most: MAX_VIEWS });
@@ -50,7 +74,10 @@ impl ProtectedPages {
                 self.views.insert(page, View::of(memory, page)?);
             }
         }
-        let wanted = self.views.iter().filter(|(page, _)| pages.contains(page));
+        let wanted = self
+            .views
+            .iter()
+            .filter(|(page, _)| pages.contains_key(page));
         Ok(wanted
             .map(|(page, view)| RamRegion {
                 gpa: page.0,
@@ -61,15 +88,22 @@ impl ProtectedPages {
     }
 
     /// Protects exactly these pages, which have views. If the host refuses, the pages protected before still are.
-    pub(crate) fn protect(&mut self, pages: BTreeSet<Gpa>) -> Result<(), ProtectError> {
-        let removed = self.protected.difference(&pages).map(|page| (*page, true));
-        let added = pages.difference(&self.protected).map(|page| (*page, false));
-        let changes: Vec<(Gpa, bool)> = removed.chain(added).collect();
-        for (done, (page, writable)) in changes.iter().enumerate() {
-            if let Err(error) = self.set(*page, *writable) {
-                for (page, writable) in &changes[..done] {
-                    // The host has just accepted the opposite change of the same mapping.
-                    let _ = self.set(*page, !writable);
+    pub(crate) fn protect(&mut self, pages: BTreeMap<Gpa, Protection>) -> Result<(), ProtectError> {
+        let rights = |of: &BTreeMap<Gpa, Protection>, page: &Gpa| {
+            of.get(page).map_or(ALL_RIGHTS, |page| page.rights())
+        };
+        let touched: BTreeSet<Gpa> = self.protected.keys().chain(pages.keys()).copied().collect();
+        let changes = touched.into_iter().map(|page| {
+            let (before, after) = (rights(&self.protected, &page), rights(&pages, &page));
+            (page, before, after)
+        });
+        let changes = changes.filter(|(_, before, after)| before != after);
+        let changes: Vec<(Gpa, MprotectFlags, MprotectFlags)> = changes.collect();
+        for (done, (page, _, after)) in changes.iter().enumerate() {
+            if let Err(error) = self.set(*page, *after) {
+                for (page, before, _) in &changes[..done] {
+                    // The host has just accepted a change of the same mapping.
+                    let _ = self.set(*page, *before);
                 }
                 return Err(error);
             }
@@ -78,23 +112,24 @@ impl ProtectedPages {
         Ok(())
     }
 
-    /// Lets the guest write to the protected pages, or protects them again.
+    /// Lets the guest access the protected pages, or protects them again.
     pub(crate) fn lift(&self, lifted: bool) -> Result<(), ProtectError> {
-        self.protected
-            .iter()
-            .try_for_each(|page| self.set(*page, lifted))
+        self.protected.iter().try_for_each(|(page, protection)| {
+            let rights = if lifted {
+                ALL_RIGHTS
+            } else {
+                protection.rights()
+            };
+            self.set(*page, rights)
+        })
     }
 
-    fn set(&self, page: Gpa, writable: bool) -> Result<(), ProtectError> {
+    fn set(&self, page: Gpa, rights: MprotectFlags) -> Result<(), ProtectError> {
         let Some(view) = self.views.get(&page) else {
             return Ok(());
         };
-        let flags = match writable {
-            true => MprotectFlags::READ | MprotectFlags::WRITE,
-            false => MprotectFlags::READ,
-        };
-        // SAFETY: the mapping is the view's own page, and the process itself never writes through the view.
-        unsafe { mprotect(view.0 as *mut c_void, PAGE_LEN, flags) }.map_err(refused("mprotect"))
+        // SAFETY: the mapping is the view's own page, and the process itself never accesses memory through the view.
+        unsafe { mprotect(view.0 as *mut c_void, PAGE_LEN, rights) }.map_err(refused("mprotect"))
     }
 }
 
@@ -159,8 +194,9 @@ mod tests {
         Ram::new(&[(GuestAddress(0), 0x8000)]).expect("memory")
     }
 
-    fn pages(pages: &[u64]) -> BTreeSet<Gpa> {
-        pages.iter().map(|page| Gpa(*page)).collect()
+    fn pages(pages: &[u64]) -> BTreeMap<Gpa, Protection> {
+        let pages = pages.iter().map(|page| Gpa(*page));
+        pages.map(|page| (page, Protection::Writes)).collect()
     }
 
     /// The flags and rights of the mapping at `host`, by the host's kernel.
@@ -235,6 +271,23 @@ mod tests {
     }
 
     #[test]
+    fn view_of_a_page_without_accesses_has_no_rights() {
+        let ram = ram();
+        let mut protected = ProtectedPages::default();
+        let wanted = BTreeMap::from([(PAGE, Protection::Accesses)]);
+        let views = protected.views(ram.guest(), &wanted).expect("views");
+        let rights = || mapping(views[0].host).0;
+        protected.protect(wanted.clone()).expect("protected");
+        assert_eq!(rights(), "---s");
+        protected.lift(true).expect("lifted");
+        assert_eq!(rights(), "rw-s");
+        protected.lift(false).expect("protected");
+        assert_eq!(rights(), "---s");
+        protected.protect(pages(&[PAGE.0])).expect("other rights");
+        assert_eq!(rights(), "r--s");
+    }
+
+    #[test]
     fn refused_change_leaves_the_rights_as_before() {
         let ram = ram();
         let mut protected = ProtectedPages::default();
@@ -276,7 +329,8 @@ mod tests {
         let bytes = (MAX_VIEWS + 1) * PAGE_LEN;
         let ram = Ram::new(&[(GuestAddress(0), bytes)]).expect("memory");
         let all = (0..=MAX_VIEWS as u64).map(|page| Gpa(page * PAGE_BYTES));
-        let views = ProtectedPages::default().views(ram.guest(), &all.collect());
+        let all = all.map(|page| (page, Protection::Writes)).collect();
+        let views = ProtectedPages::default().views(ram.guest(), &all);
         assert!(matches!(
             views,
             Err(ProtectError::TooMany { most: MAX_VIEWS })

@@ -17,20 +17,47 @@ use crate::trap_handler::TrapHandler;
 /// Number of kicks, a limit apart, after which the run ends for a vCPU that has moved. The run counts kicks, not time: a
 /// thread that the host has not scheduled finds a single kick, even if several were due.
 const KICKS: u32 = 3;
-/// Number of kicks, in place of [`KICKS`], for a vCPU still at the RIP where the run began. The vCPU executes a long
-/// instruction, for instance a repeated instruction, which can exit half-way.
+/// Number of kicks, in place of [`KICKS`], for a vCPU of the kernel still at the RIP where the run began. The vCPU executes a long
+/// instruction, for instance a repeated instruction, which can exit half-way. A program can repeat an instruction without end.
 const PATIENCE: u32 = 100;
 
 /// Parameters of the run of a vCPU alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone<'a> {
-    /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop the caller has planted a
-    /// byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
+    /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop in the kernel's half of the address space
+    /// the caller has planted a byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
     pub stops: &'a [Gva],
-    /// Period of the kicks. The run ends with the third kick, or, if the vCPU has not moved, with the hundredth.
+    /// Period of the kicks. The run ends with the third kick, or, if the vCPU is in the kernel and has not moved, with the hundredth.
     pub limit: Duration,
-    /// Whether the debug registers set by [`PausedGuard::set_breakpoints`] stay in force.
-    pub breakpoints: bool,
+    /// The debug registers during the run.
+    pub breakpoints: AloneBreakpoints,
+}
+
+/// The debug registers of a vCPU that runs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AloneBreakpoints {
+    /// Those set by [`PausedGuard::set_breakpoints`] stay in force.
+    Kept,
+    /// The first four stops in the programs' half of the address space, where no plant exits.
+    ProgramStops,
+}
+
+impl Alone<'_> {
+    fn breakpoints(&self, kept: HardwareBreakpoints) -> HardwareBreakpoints {
+        match self.breakpoints {
+            AloneBreakpoints::Kept => kept,
+            AloneBreakpoints::ProgramStops => {
+                let mut stops = self.stops.iter().filter(|stop| is_programs(**stop));
+                let execute = std::array::from_fn(|_| stops.next().copied());
+                HardwareBreakpoints { execute }
+            }
+        }
+    }
+}
+
+/// Whether the address is in the half of the address space that programs have.
+const fn is_programs(at: Gva) -> bool {
+    at.0 >> 63 == 0
 }
 
 /// How the run of a vCPU alone ended.
@@ -63,12 +90,7 @@ impl StoppedVcpu<'_> {
     ) -> Result<AloneEnd, RunError> {
         self.abandon_port_write()?;
         let before = self.debugging;
-        let breakpoints = if alone.breakpoints {
-            before.breakpoints
-        } else {
-            HardwareBreakpoints::default()
-        };
-        self.set_debug(&breakpoints, true)?;
+        self.set_debug(&alone.breakpoints(before.breakpoints), true)?;
         let end = self.run_to_stop(paused, handler, alone);
         // The vCPU loop applies breakpoints set meanwhile before the next entry.
         self.set_debug(&before.breakpoints, before.alone)?;
@@ -100,8 +122,8 @@ impl StoppedVcpu<'_> {
                         return Ok(AloneEnd::At(now));
                     }
                     kicks += 1;
-                    let has_moved = now != start;
-                    if kicks >= if has_moved { KICKS } else { PATIENCE } {
+                    let is_long = now == start && !is_programs(start);
+                    if kicks >= if is_long { PATIENCE } else { KICKS } {
                         return Ok(AloneEnd::TimedOut);
                     }
                 }
@@ -115,6 +137,13 @@ impl StoppedVcpu<'_> {
                     }
                     let regs = self.registers.regs()?;
                     self.registers.set_regs(&kvm_regs { rip: at.0, ..regs })?;
+                    return Ok(AloneEnd::At(at));
+                }
+                // The debug register fires in front of the instruction.
+                VmExit::Trapped(Trap::HardwareBreakpoint { at, .. }, _)
+                    if alone.breakpoints == AloneBreakpoints::ProgramStops
+                        && alone.stops.contains(&at) =>
+                {
                     return Ok(AloneEnd::At(at));
                 }
                 VmExit::Trapped(trap, action) => {

@@ -3,6 +3,7 @@
 use address::{Gpa, Gva};
 use kvm_bindings::KVM_INTERNAL_ERROR_EMULATION;
 use kvm_ioctls::VcpuExit;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::debugging::DebugCause;
 use super::error::RunError;
@@ -64,7 +65,7 @@ impl StoppedVcpu<'_> {
             entered if shared.has_protected_pages() && is_memory_fault(&entered) => {
                 self.registers.keep_injected_breakpoint(injected)?;
                 let at = self.registers.rip()?;
-                let trap = Trap::ProtectedWrite { at };
+                let trap = Trap::ProtectedAccess { at };
                 return Ok(VmExit::Trapped(trap, DefaultAction::Fault));
             }
             Ok(exit) => exit,
@@ -100,6 +101,12 @@ impl StoppedVcpu<'_> {
                 // mapping, taken for `size`, has ended.
                 let data = unsafe { &mut *data };
                 shared.platform.ports.read(port, size, data);
+                Ok(VmExit::Handled)
+            }
+            // KVM's own emulator reads a page without rights for the guest.
+            VcpuExit::MmioRead(gpa, data) if shared.memory.contains(Gpa(gpa)) => {
+                // An access ends within a page, and RAM is whole pages.
+                let _ = shared.memory.guest().read_slice(data, GuestAddress(gpa));
                 Ok(VmExit::Handled)
             }
             VcpuExit::MmioRead(gpa, data) => {

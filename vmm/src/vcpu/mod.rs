@@ -25,7 +25,7 @@ pub(crate) mod stopped;
 mod sync;
 pub(crate) mod watchdog;
 
-pub use alone::{Alone, AloneEnd};
+pub use alone::{Alone, AloneBreakpoints, AloneEnd};
 pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
 pub use debug_setup::HardwareBreakpoints;

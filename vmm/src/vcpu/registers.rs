@@ -1,10 +1,16 @@
 //! The registers of a stopped vCPU.
 
+use std::arch::x86_64::__cpuid_count;
+
 use address::Gva;
 use kvm_bindings::{KVM_SYNC_X86_REGS, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::error::VcpuError;
+
+/// The CPUID leaf with the places of XSAVE's components, and the number of PKRU.
+const XSAVE_LEAF: u32 = 0xd;
+const PKRU_COMPONENT: u32 = 9;
 
 /// The registers of a stopped vCPU, and the events that KVM holds beside them: interrupt blocking and an injected exception.
 ///
@@ -109,6 +115,20 @@ impl<'a> VcpuRegisters<'a> {
         self.fd
             .set_sregs(sregs)
             .map_err(self.failed("KVM_SET_SREGS"))
+    }
+
+    /// PKRU: the rights of the protection keys of pages, two bits a key. 0 if the processor has no keys.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    pub fn pkru(&mut self) -> Result<u32, VcpuError> {
+        let xsave = self.fd.get_xsave().map_err(self.failed("KVM_GET_XSAVE"))?;
+        // The layout of the standard format is the host's.
+        let at = __cpuid_count(XSAVE_LEAF, PKRU_COMPONENT).ebx as usize / 4;
+        // KVM writes the value also if the header says that the component has its first value, 0.
+        let value = xsave.region.get(at).copied().filter(|_| at > 0);
+        Ok(value.unwrap_or(0))
     }
 
     /// XCR0: the extended registers that the guest has enabled. 0 if the vCPU has no XCR0.

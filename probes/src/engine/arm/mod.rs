@@ -27,6 +27,7 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
+use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::registry::{KernelEvent, Probe, Purpose};
@@ -44,6 +45,7 @@ pub(crate) struct Armer {
     pub(crate) int3: Arc<Int3Handler>,
     pub(crate) optimiser: Arc<Optimiser>,
     pub(crate) watches: Arc<Watches>,
+    pub(crate) uprobes: Arc<Uprobes>,
 }
 
 impl Armer {
@@ -174,6 +176,7 @@ impl Armer {
                 NewState::AsItIs => (),
             }
         }
+        self.retarget_programs(paused)?;
         // Some probes have been refused.
         registered().for_each(|probe| self.probes.count_interest(probe));
         self.optimiser.optimise_all(paused, &places);
@@ -181,6 +184,23 @@ impl Armer {
             self.optimiser.restore_int3s(paused);
         }
         Ok(())
+    }
+
+    /// Probes exactly the programs of the registered and enabled probes.
+    fn retarget_programs(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+        let armed = self.probes.armed.load(Ordering::Acquire);
+        let probes = self.probes.list.load_full();
+        let mut wanted = Vec::new();
+        for probe in probes.iter().filter(|probe| probe.in_program.is_some()) {
+            match probe.status.state() {
+                ProbeState::Gone | ProbeState::Refused => (),
+                _ if armed && probe.is_enabled() => wanted.push(Arc::clone(probe)),
+                _ => probe.status.set_state(ProbeState::Disabled, None),
+            }
+        }
+        self.uprobes
+            .retarget(paused, &wanted)
+            .map_err(|error| ArmError(error.into()))
     }
 
     /// Computes the next state of a probe, and adds the edit of its site to `edits`.
@@ -198,6 +218,7 @@ impl Armer {
             }
             Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
             Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
+            Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
             Purpose::KernelEvent(KernelEvent::Reader(_)) => !interest.plants,
             _ => false,
         };

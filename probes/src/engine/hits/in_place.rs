@@ -18,10 +18,12 @@ use crate::plant_table::Plant;
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;
-const PAGE_FAULT: u8 = 14;
+pub(crate) const PAGE_FAULT: u8 = 14;
 /// The first vector above the exceptions.
 const FIRST_INTERRUPT: u8 = 32;
 const NMI: u8 = 2;
+/// The privilege level of programs.
+const PROGRAM: u8 = 3;
 /// RFLAGS.RF, which the processor sets in the frame of a fault.
 const RESUME_FLAG: u64 = 1 << 16;
 
@@ -34,6 +36,20 @@ struct Places {
     gates: Vec<Gate>,
     /// The locations of all addresses above, except locations within the instruction.
     stops: Vec<Gpa>,
+}
+
+/// Whether the hardware has executed the instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    Executed,
+    /// The instruction has raised the exception, and is executed again behind the handler.
+    Faulted {
+        vector: Option<u8>,
+    },
+    /// An interrupt came before.
+    NotExecuted,
+    /// The vCPU has reached no stop, or the target of the instruction could not be read: the vCPU may have executed further instructions.
+    Unknown,
 }
 
 /// The outcome of the instruction.
@@ -62,11 +78,16 @@ impl Executor {
         decoded: Option<&Decoded>,
         rip: Gva,
         run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<InPlace, GuestError> {
         let regs = vcpu.regs()?;
         let sregs = vcpu.sregs()?;
         let places = self.places(vcpu, regs, &sregs, plant.spot, decoded)?;
         let addresses: Vec<Gva> = places.addresses().collect();
+        if sregs.ss.dpl == PROGRAM && places.next.contains(&rip) {
+            // The debug register of the stop would fire in front of the instruction, too.
+            let rflags = regs.rflags | RESUME_FLAG;
+            vcpu.set_regs(&kvm_regs { rflags, ..regs })?;
+        }
         let shown = self
             .running
             .planter
@@ -75,17 +96,24 @@ impl Executor {
         // First of all, even if the run has failed.
         shown.end()?;
         let Ran::At(at) = ran? else {
-            return Ok(());
+            return Ok(InPlace::Unknown);
         };
         for (probe, _) in &plant.probes {
             probe.counters.count_exit();
         }
         match self.in_place_outcome(vcpu, &places, &regs, rip, at)? {
-            InPlaceOutcome::Behind => self.after(vcpu, plant, Tier::Stepped),
-            InPlaceOutcome::Faulted { vector, frame } => {
-                self.call_fault_handlers(vcpu, plant, &regs, &sregs, vector, &frame)
+            InPlaceOutcome::Behind => {
+                self.after(vcpu, plant, Tier::Stepped)?;
+                Ok(match places.next.is_empty() {
+                    true => InPlace::Unknown,
+                    false => InPlace::Executed,
+                })
             }
-            InPlaceOutcome::Elsewhere => Ok(()),
+            InPlaceOutcome::Faulted { vector, frame } => {
+                self.call_fault_handlers(vcpu, plant, &regs, &sregs, vector, &frame)?;
+                Ok(InPlace::Faulted { vector })
+            }
+            InPlaceOutcome::Elsewhere => Ok(InPlace::NotExecuted),
         }
     }
 
@@ -132,6 +160,8 @@ impl Executor {
         };
         for next in next {
             let target = match next {
+                // The fetch faults, and a gate stops the vCPU. A program could choose any byte of the kernel for a plant.
+                Next::At(at) if sregs.ss.dpl == PROGRAM && at.0 >> 63 != 0 => None,
                 Next::At(at) => Some(at),
                 Next::Msr(index) => Some(Gva(vcpu.read_msr(index)?)),
                 Next::Gate(vector) => idt.target(&self.running.planter, &state, vector),
@@ -139,8 +169,11 @@ impl Executor {
             places.next.extend(target);
         }
         let len = decoded.map_or(1, Decoded::len);
+        // In ring 3 a plant would raise an exception: debug registers stop the vCPU there.
+        let can_plant = |at: Gva| sregs.ss.dpl != PROGRAM || at.0 >> 63 != 0;
         for state in std::iter::once(state).chain(tables) {
-            places.add_stops(&self.running.planter, &state, |gpa| spot.holds(gpa, len));
+            let planter = &self.running.planter;
+            places.add_stops(planter, &state, can_plant, |gpa| spot.holds(gpa, len));
         }
         Ok(places)
     }
@@ -242,9 +275,10 @@ impl Places {
         &mut self,
         planter: &Planter,
         state: &PagingState,
+        can_plant: impl Fn(Gva) -> bool,
         is_excluded: impl Fn(Gpa) -> bool,
     ) {
-        let mut addresses: Vec<Gva> = self.addresses().collect();
+        let mut addresses: Vec<Gva> = self.addresses().filter(|at| can_plant(*at)).collect();
         addresses.sort_unstable();
         addresses.dedup();
         // Handlers lie close together, so few page walks are needed.

@@ -29,6 +29,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
 use crate::engine::tasks::{Position, Tasks};
+use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
 use crate::registry::{KernelEvent, Missed, Purpose};
@@ -50,6 +51,7 @@ pub(crate) struct Hits {
     pub(crate) executor: Arc<Executor>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) returns: Arc<Returns>,
+    pub(crate) uprobes: Arc<Uprobes>,
     /// vCPUs that resume with their present registers after a pause: see [`resuming`](Self::resuming).
     pub(crate) resuming: Mutex<BTreeSet<usize>>,
 }
@@ -182,6 +184,9 @@ impl Hits {
                         ReaderNeeds::Answer(value) => answer = Some(value),
                         ReaderNeeds::Copy => copies = true,
                     }
+                }
+                Purpose::KernelEvent(KernelEvent::File(event)) => {
+                    needs_pause |= self.uprobes.concerns(*event, &hit.regs);
                 }
                 Purpose::KernelEvent(_) => needs_pause = true,
             }

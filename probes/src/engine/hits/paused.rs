@@ -124,6 +124,7 @@ impl PausedHits {
         }
         self.executor
             .execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
+            .map(drop)
     }
 
     /// Handles a hit of a debug register of hyprobe at `rip`, with the other vCPUs paused.

@@ -15,7 +15,7 @@ use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{KernelSpace, Tables};
 use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Modules, ModulesError, PagingState, read_virt, walk};
-use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, Vcpu};
+use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, SystemState, Vcpu};
 
 use crate::engine::abilities::Abilities;
 use crate::engine::running::loaded::LoadedModules;
@@ -26,6 +26,8 @@ use crate::resolve::Place;
 
 /// The opcode of `int3`.
 pub(crate) const INT3: u8 = 0xcc;
+/// The kernel's `gs`, while a program runs.
+const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 /// The running kernel, in guest memory.
 #[derive(Debug)]
@@ -131,6 +133,19 @@ impl Running {
             Some(module) => self.modules.at(module)?.spot(at),
             None => self.gpa_of(at, located).map(Spot::contiguous),
         }
+    }
+
+    /// The state of a vCPU as the kernel needs it: of a vCPU in a program, `gs` and the page tables are those that the kernel would set at an
+    /// entry.
+    pub(crate) fn kernel_state(&self, vcpu: &mut dyn Vcpu) -> Result<SystemState, GuestError> {
+        let mut state = vcpu.system_state()?;
+        if state.privilege == 3 {
+            state.system.segments.gs.base = vcpu.read_msr(MSR_KERNEL_GS_BASE)?;
+            if let Some(paging) = self.modules.paging() {
+                state.paging = paging;
+            }
+        }
+        Ok(state)
     }
 
     /// Keeps the page tables of this vCPU as the kernel's own: the first task is about to run.

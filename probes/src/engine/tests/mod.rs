@@ -19,6 +19,7 @@ mod syscalls;
 mod system;
 mod tasks;
 mod typed;
+mod uprobes;
 mod watch;
 mod writes;
 
@@ -107,6 +108,7 @@ const ABILITIES: Abilities = Abilities {
     int3_exits: false,
     int3_to_guest: true,
     holds_interrupts: true,
+    interprets: false,
     features: Features::ALL,
     cpuid: NO_COPIES,
 };

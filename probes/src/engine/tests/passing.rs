@@ -207,9 +207,18 @@ fn access_that_updates_or_checks_page_tables_is_left_to_the_hardware() {
         vcpu.regs.rflags |= ALIGNMENT_CHECK;
     };
     assert!(passes(&LOAD, user, &allowed));
-    let keys = |vcpu: &mut FakeVcpu| vcpu.state.protection_keys = true;
-    assert!(!passes(&LOAD, user, &keys));
-    assert!(passes(&LOAD, ready, &keys));
+    // The rights of key 0: no access, or no write.
+    let keys = |rights: u32| {
+        move |vcpu: &mut FakeVcpu| {
+            vcpu.state.protection_keys = true;
+            vcpu.pkru = 0x5555_5554 | rights;
+        }
+    };
+    assert!(passes(&LOAD, user, &keys(0)) && passes(&STORE, user, &keys(0)));
+    assert!(!passes(&LOAD, user, &keys(1)) && !passes(&STORE, user, &keys(2)));
+    assert!(passes(&LOAD, user, &keys(2)) && passes(&LOAD, ready, &keys(3)));
+    let key_1 = user | 1 << 59;
+    assert!(!passes(&LOAD, key_1, &keys(0)));
 }
 
 #[test]

@@ -4,9 +4,10 @@ use address::Gva;
 use events::{ProbeSummary, Task};
 use introspect::btf::synthetic::Blob;
 use manifest::{Action, ProbeConfig, ProbeSpec};
+use text::testing::FakeVcpu;
 
 use super::{DATA, PLAIN, Rig, vcpu};
-use crate::engine::{EngineAction, RegisterError};
+use crate::engine::{Engine, EngineAction, RegisterError};
 use crate::resolve::ResolveProblem;
 use crate::resolve::synthetic::SyntheticKernel;
 
@@ -240,4 +241,25 @@ fn filter_arguments_and_event_of_a_hit_share_one_request_for_system_registers() 
         vcpu.requests.made()
     };
     assert_eq!(requests(Some("uid == 1000 && pid == 7")), requests(None));
+}
+
+#[test]
+fn task_of_a_vcpu_in_a_program_is_found_by_the_gs_of_the_kernel() {
+    const PROGRAM: u8 = 3;
+    let (rig, at) = guest(true);
+    rig.switch_to(SHELL);
+    let mut vcpu = vcpu(at);
+    // The program's own.
+    vcpu.state.system.segments.gs.base = DATA;
+    let Engine {
+        running, records, ..
+    } = &rig.engine;
+    let task = |vcpu: &mut FakeVcpu| {
+        let state = running.kernel_state(vcpu).expect("the state");
+        let task = records.tasks.named(&state.into(), Gva(0x1180))?;
+        Some((task.tid, task.pid))
+    };
+    assert_ne!(task(&mut vcpu), Some((8, 7)));
+    vcpu.state.privilege = PROGRAM;
+    assert_eq!(task(&mut vcpu), Some((8, 7)));
 }

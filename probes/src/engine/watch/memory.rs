@@ -136,8 +136,16 @@ impl GuestMemory for WatchedMemory<'_> {
         self.noting(gpa, new.len(), exchange)
     }
 
+    fn on_read(&self, gpa: Gpa) {
+        self.memory.on_read(gpa);
+    }
+
     fn ranges(&self) -> Vec<Range<Gpa>> {
         self.memory.ranges()
+    }
+
+    fn is_writable(&self, gpa: Gpa) -> bool {
+        self.memory.is_writable(gpa)
     }
 }
 

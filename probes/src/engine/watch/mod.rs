@@ -19,17 +19,20 @@ use arc_swap::ArcSwap;
 use detour::Detour;
 use events::DataWrite;
 use introspect::insn::Decoded;
-use text::{GuestError, KernelTables, Passed, Paused, Spot, Vcpu, pass};
+use text::{GuestError, GuestMemory, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
 use crate::engine::arm::edits::Change;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
 use crate::engine::programs::Programs;
+use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::engine::tasks::Position;
+use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
+use crate::engine::uprobes::private_copies::PrivateCopies;
 use crate::engine::watch::lifted::Lifted;
 use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
@@ -45,6 +48,9 @@ pub(crate) struct Watches {
     pub(crate) programs: Arc<Programs>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
+    pub(crate) protections: Arc<Protections>,
+    pub(crate) hidden: Arc<HiddenCode>,
+    pub(crate) copies: Arc<PrivateCopies>,
     pub(crate) table: ArcSwap<WatchTable>,
     /// Held from a write to a protected page until its event is queued: events are in the order of the writes. The watched bytes, while
     /// the guest can write to protected pages because a vCPU runs alone.
@@ -102,10 +108,16 @@ impl Watches {
         decoded: &Decoded,
     ) -> Result<(Passed, Seen), GuestError> {
         let table = self.table.load();
-        let memory = self.running.memory.as_ref();
+        let ram = self.running.memory.as_ref();
+        let code = ReadOnlyCode::new(ram, &self.hidden, vcpu.index());
+        let memory: &dyn GuestMemory = match code.is_empty() {
+            true => ram,
+            false => &code,
+        };
         let (planter, features) = (&self.running.planter, self.running.abilities.features);
         if table.is_empty() {
             let passed = pass(vcpu, memory, planter, features, kernel, decoded)?;
+            self.look_for_copy(vcpu, passed, &code)?;
             return Ok((passed, Seen::default()));
         }
         let mut order = self.lock();
@@ -115,7 +127,22 @@ impl Watches {
         let seen = watched.into_seen();
         let origin = Origin::Instruction(decoded.at());
         self.report_emulated(vcpu, before, origin, &seen, order.as_mut())?;
+        drop(order);
+        self.look_for_copy(vcpu, passed, &code)?;
         Ok((passed, seen))
+    }
+
+    /// Counts a private copy if the emulated instruction has begun one.
+    fn look_for_copy(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        passed: Passed,
+        code: &ReadOnlyCode<'_>,
+    ) -> Result<(), GuestError> {
+        match passed {
+            Passed::Emulated => self.copies.on_read(vcpu, code.begun().iter()),
+            Passed::Faulted(_) | Passed::MustStep => Ok(()),
+        }
     }
 
     /// Counts an exit for each watchpoint on the written pages whose bytes the instruction has not written.
@@ -230,11 +257,7 @@ impl Watches {
     ) -> Result<Arc<WatchTable>, GuestError> {
         let before = self.table.load_full();
         if before.pages() != table.pages() {
-            paused.protect_pages(table.pages())?;
-            if self.is_lifted() {
-                // A vCPU that runs alone has reached a probe whose hit changes the watchpoints.
-                paused.lift_protection(true)?;
-            }
+            self.protections.watch(paused, table.pages())?;
         }
         self.table.store(Arc::new(table));
         Ok(before)

@@ -55,8 +55,8 @@ impl Watched {
     }
 
     fn exit(&self, vcpu: &mut FakeVcpu) -> HitOutcome {
-        let writes = &self.rig.engine.protected_writes;
-        writes.on_protected_write(vcpu, self.at).expect("handled")
+        let writes = &self.rig.engine.protected_accesses;
+        writes.on_protected_access(vcpu, self.at).expect("handled")
     }
 
     /// Handles the vCPU's exit with the other vCPUs paused.
@@ -65,8 +65,8 @@ impl Watched {
         vcpu: &mut FakeVcpu,
         run: impl FnMut(&mut FakeVcpu, To<'_>) -> Result<Ran, GuestError>,
     ) -> HitOutcome {
-        let writes = &self.rig.engine.protected_writes;
-        let stepped = writes.on_paused_protected_write(vcpu, &self.rig.paused, self.at, run);
+        let writes = &self.rig.engine.protected_accesses;
+        let stepped = writes.on_paused_protected_access(vcpu, &self.rig.paused, self.at, run);
         stepped.expect("handled")
     }
 
@@ -78,7 +78,7 @@ impl Watched {
 
     fn protected(&self) -> Vec<u64> {
         let pages = self.rig.paused.protected.lock().expect("lock");
-        pages.iter().map(|page| page.0).collect()
+        pages.keys().map(|page| page.0).collect()
     }
 
     /// The values of the reported writes.
@@ -286,7 +286,7 @@ fn refused_protection_registers_nothing() {
 fn emulation_failure_of_another_instruction_is_not_ours() {
     let watched = watched(&MOVUPS, &["watch:counter:8"]);
     let mut vcpu = watched.vcpu(watched.data, 0);
-    let writes = &watched.rig.engine.protected_writes;
+    let writes = &watched.rig.engine.protected_accesses;
     let outcome = writes.on_emulation_failure(&mut vcpu);
     assert_eq!(outcome.expect("looked at"), HitOutcome::NotOurs);
     assert_eq!(vcpu.regs.rip, watched.at.0);

@@ -19,12 +19,12 @@ fn instruction_for_the_hardware_runs_alone_without_protection() {
     let mut vcpu = watched.vcpu(watched.data, 0);
     assert_eq!(watched.exit(&mut vcpu), HitOutcome::NeedsPause);
     let (rig, next) = (&watched.rig, watched.at.wrapping_add(3));
-    let writes = &rig.engine.protected_writes;
+    let writes = &rig.engine.protected_accesses;
     let stepped = watched.step(&mut vcpu, |vcpu, to| {
         assert!(rig.paused.lifted.load(Ordering::Relaxed));
         assert!(to.stops().contains(&next), "{to:?}");
         // A second exit at a page that is not protected now has another reason.
-        let again = writes.on_protected_write(vcpu, watched.at);
+        let again = writes.on_protected_access(vcpu, watched.at);
         assert_eq!(again.expect("looked at"), HitOutcome::NotOurs);
         rig.memory.put(watched.data, &99_u64.to_le_bytes());
         vcpu.regs.rip = next.0;
@@ -165,8 +165,13 @@ fn missed_stop_behind_the_instruction_is_counted() {
         (Ran::Nowhere, Some(1)),
         (Ran::Ended, Some(2)),
     ] {
-        watched.step(&mut vcpu, |_, _| Ok(ran));
+        watched.step(&mut vcpu, |vcpu, _| {
+            // The vCPU has gone on.
+            vcpu.regs.rip = next.0;
+            Ok(ran)
+        });
         assert_eq!(unprotected(&watched), missed, "{ran:?}");
+        vcpu.regs.rip = watched.at.0;
     }
 }
 

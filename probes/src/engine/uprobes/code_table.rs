@@ -1,0 +1,89 @@
+//! The pages of files that have probed instructions: never changed, only replaced.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use address::{Gpa, PAGE_BYTES};
+use inspect::FileId;
+
+use crate::registry::Probe;
+
+/// A probed instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct CodeSite {
+    pub(crate) probe: Arc<Probe>,
+    /// The offset in the file, bytes.
+    pub(crate) offset: u64,
+    /// The name in events.
+    pub(crate) symbol: Arc<str>,
+}
+
+/// A page of a file, in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct CodePage {
+    pub(crate) file: FileId,
+    /// The number within the file.
+    pub(crate) number: u64,
+    /// In the order of registration.
+    pub(crate) sites: Vec<CodeSite>,
+    /// Whether the kernel is about to add the page to the file, and has not been seen to have done so.
+    pub(crate) announced: bool,
+}
+
+impl CodePage {
+    /// The probed instructions at the offset `within` the page.
+    pub(crate) fn sites_at(&self, within: u64) -> impl Iterator<Item = &CodeSite> {
+        let is_here = move |site: &&CodeSite| site.offset % PAGE_BYTES == within;
+        self.sites.iter().filter(is_here)
+    }
+}
+
+/// The pages by their addresses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CodeTable {
+    pages: BTreeMap<Gpa, CodePage>,
+    /// The pages of files that are hidden as soon as they are in memory.
+    expected: BTreeSet<(FileId, u64)>,
+}
+
+impl CodeTable {
+    /// A table without pages, of which those in `expected` are to be hidden.
+    pub(crate) fn expecting(expected: impl Iterator<Item = (FileId, u64)>) -> Self {
+        Self {
+            pages: BTreeMap::new(),
+            expected: expected.collect(),
+        }
+    }
+
+    /// The expected pages of files.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = (FileId, u64)> {
+        self.expected.iter().copied()
+    }
+
+    /// Whether the page at `gpa` is hidden as the page `number` of `file`.
+    pub(crate) fn hides(&self, gpa: Gpa, file: FileId, number: u64) -> bool {
+        let held = self.holding(gpa);
+        held.is_some_and(|page| page.file == file && page.number == number)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// The page with the byte at `gpa`.
+    pub(crate) fn holding(&self, gpa: Gpa) -> Option<&CodePage> {
+        self.pages.get(&gpa.page())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Gpa, &CodePage)> {
+        self.pages.iter().map(|(gpa, page)| (*gpa, page))
+    }
+
+    pub(crate) fn addresses(&self) -> BTreeSet<Gpa> {
+        self.pages.keys().copied().collect()
+    }
+
+    pub(crate) fn insert(&mut self, gpa: Gpa, page: CodePage) {
+        self.pages.insert(gpa, page);
+    }
+}

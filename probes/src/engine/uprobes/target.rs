@@ -1,0 +1,277 @@
+//! Probes in programs, and the files that have their instructions.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use address::{Gva, PAGE_BYTES};
+use inspect::{FileId, FileReader, FileVersion, NoCode, OpenFile, Storage};
+use introspect::insn::{NotABoundary, check_boundary};
+use manifest::{FilePlace, ProgramCode};
+
+use super::code_table::CodeSite;
+use crate::registry::{Missed, Probe};
+
+/// The most files of a probe at once: a file that replaces another of the same path is another file.
+const MAX_FILES: usize = 16;
+/// The most notes about files that are not probed.
+const MAX_NOTES: u8 = 16;
+/// The most functions of a pattern.
+const MAX_PLACES: usize = 1000;
+/// The first bytes of a 32-bit program.
+const MAGIC_32: [u8; 5] = *b"\x7fELF\x01";
+/// The most bytes that are decoded for a boundary.
+const MAX_FUNCTION_BYTES: u64 = 64 << 10;
+
+/// A probe in the programs that map a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) probe: Arc<Probe>,
+    pub(crate) code: ProgramCode,
+    /// The files that programs have mapped by the path.
+    files: Vec<BoundFile>,
+    /// The files that the probe has been in of late: the kernel forgets a file that no program uses, and the tables of its functions may not be
+    /// in memory when a program maps the file again.
+    earlier: VecDeque<BoundFile>,
+    /// The last reason against a file, which a note has said.
+    pub(crate) refused: Option<Unbound>,
+    /// The notes about refused files that may still follow: a program can map any number of files by the path.
+    notes_left: u8,
+    pub(crate) searched: Searched,
+}
+
+/// How far the files have been searched that programs had mapped before the probe came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Searched {
+    Never,
+    /// Further searches follow.
+    Once,
+    Done,
+}
+
+/// The searches that are still to be made for new targets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Searches {
+    pub(crate) left: u32,
+    /// The `mm_struct` of each program whose mappings have been about to change at each search so far.
+    pub(crate) changing: BTreeSet<Gva>,
+}
+
+/// A file with probed instructions.
+#[derive(Clone, Debug)]
+struct BoundFile {
+    file: FileId,
+    version: FileVersion,
+    places: Arc<[BoundPlace]>,
+}
+
+/// A probed instruction of a file.
+#[derive(Clone, Debug)]
+struct BoundPlace {
+    /// The offset in the file, bytes.
+    offset: u64,
+    /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`.
+    symbol: Arc<str>,
+}
+
+/// Why a file is not probed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unbound {
+    #[error("its pages are not in a page cache of its own: it is {0}")]
+    Storage(&'static str),
+    #[error("it is a 32-bit program")]
+    Not64Bit,
+    #[error(transparent)]
+    Code(#[from] NoCode),
+    #[error(transparent)]
+    Boundary(#[from] NotABoundary),
+    #[error("more than {MAX_FILES} files of this path are in use")]
+    TooMany,
+    #[error(
+        "it has {0} functions with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
+    )]
+    TooManyFunctions(usize),
+}
+
+impl Unbound {
+    /// Whether programs may execute the probed instruction nevertheless. A function that was not found may be in a table that is not in memory.
+    pub(crate) const fn may_execute(&self) -> bool {
+        match self {
+            Self::Storage(_) | Self::Not64Bit | Self::TooMany | Self::TooManyFunctions(_) => true,
+            Self::Code(why) => !matches!(why, NoCode::Outside { .. }),
+            Self::Boundary(_) => false,
+        }
+    }
+}
+
+/// The probed instructions of pages, by file and number.
+pub(crate) type WantedPages = BTreeMap<(FileId, u64), Vec<CodeSite>>;
+
+impl Target {
+    pub(crate) fn new(probe: &Arc<Probe>, code: &ProgramCode) -> Self {
+        Self {
+            probe: Arc::clone(probe),
+            code: code.clone(),
+            files: Vec::new(),
+            earlier: VecDeque::new(),
+            refused: None,
+            notes_left: MAX_NOTES,
+            searched: Searched::Never,
+        }
+    }
+
+    /// The files are those of `before`, the same probe.
+    pub(crate) fn with_files_of(self, before: Option<&Self>) -> Self {
+        match before {
+            Some(before) => Self {
+                files: before.files.clone(),
+                earlier: before.earlier.clone(),
+                refused: before.refused.clone(),
+                notes_left: before.notes_left,
+                searched: before.searched,
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Whether the probe is in the file, by its path, and the file or its contents are not known yet.
+    pub(crate) fn wants(&self, file: &OpenFile) -> bool {
+        let mut bound = self.files.iter().filter(|bound| bound.file == file.id);
+        match bound.next() {
+            Some(bound) => bound.version != file.version,
+            None => file.path == self.code.path,
+        }
+    }
+
+    /// The offset of the first instruction in the first of the files.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        let places = &self.files.first()?.places;
+        places.first().map(|place| place.offset)
+    }
+
+    /// Takes one of the notes about refused files.
+    pub(crate) fn may_note(&mut self) -> bool {
+        let left = self.notes_left.checked_sub(1);
+        self.notes_left = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// Whether a probed instruction of `file` is in one of `pages`.
+    pub(crate) fn has_page_in(&self, file: &FileId, pages: &[Range<u64>]) -> bool {
+        let mut bound = self.files.iter().filter(|bound| bound.file == *file);
+        bound.any(|bound| {
+            let mut numbers = bound.places.iter().map(|place| place.offset / PAGE_BYTES);
+            numbers.any(|number| pages.iter().any(|pages| pages.contains(&number)))
+        })
+    }
+
+    /// Forgets the files that are gone.
+    pub(crate) fn forget_gone(&mut self, reader: &FileReader<'_>) {
+        self.files.retain(|bound| reader.exists(&bound.file));
+    }
+
+    /// Puts the probe into `file`.
+    pub(crate) fn bind(&mut self, reader: &FileReader<'_>, file: &OpenFile) -> Result<(), Unbound> {
+        self.forget_gone(reader);
+        match file.storage {
+            Storage::PageCache => (),
+            Storage::Overlay => return Err(Unbound::Storage("in an overlay file system")),
+            Storage::HugePages => return Err(Unbound::Storage("in huge pages")),
+            Storage::Persistent => return Err(Unbound::Storage("in persistent memory (DAX)")),
+            Storage::Fuse => return Err(Unbound::Storage("in a file system of FUSE")),
+        }
+        let is_it = |it: &&BoundFile| it.file.is_same_file(&file.id) && it.version == file.version;
+        let places = match self.earlier.iter().find(is_it) {
+            Some(earlier) => Arc::clone(&earlier.places),
+            None => self.find(reader, file)?.into(),
+        };
+        // With other contents, the instruction is elsewhere.
+        self.files.retain(|bound| bound.file != file.id);
+        if self.files.len() == MAX_FILES {
+            // A file that was removed keeps its number until its memory is used again.
+            let unused = self.files.iter().position(|it| !reader.has_pages(&it.file));
+            self.files.remove(unused.ok_or(Unbound::TooMany)?);
+            // A program that has not used the removed file so far may do so yet.
+            self.probe.counters.miss(Missed::Unprotected);
+        }
+        let bound = BoundFile {
+            file: file.id,
+            version: file.version,
+            places,
+        };
+        self.earlier.retain(|it| !it.file.is_same_file(&file.id));
+        self.earlier.truncate(MAX_FILES - 1);
+        self.earlier.push_front(bound.clone());
+        self.files.push(bound);
+        Ok(())
+    }
+
+    /// The probed instructions of the file.
+    fn find(&self, reader: &FileReader<'_>, file: &OpenFile) -> Result<Vec<BoundPlace>, Unbound> {
+        let mut magic = [0; 5];
+        if reader.read(&file.id, 0, &mut magic).is_some() && magic == MAGIC_32 {
+            return Err(Unbound::Not64Bit);
+        }
+        let path = &self.code.path;
+        match &self.code.place {
+            FilePlace::Offset(offset) => Ok(vec![BoundPlace {
+                offset: *offset,
+                symbol: format!("{offset:#x} [{path}]").into(),
+            }]),
+            FilePlace::Symbol { name, offset } => {
+                let start = reader.function(&file.id, name, 0)?;
+                let at = reader.function(&file.id, name, *offset)?;
+                check(reader, &file.id, start, *offset)?;
+                Ok(vec![BoundPlace {
+                    offset: at,
+                    symbol: format!("{name}+{offset:#x} [{path}]").into(),
+                }])
+            }
+            FilePlace::Glob(pattern) => {
+                let found = reader.functions(&file.id, pattern)?;
+                if found.len() > MAX_PLACES {
+                    return Err(Unbound::TooManyFunctions(found.len()));
+                }
+                let places = found.into_iter().map(|(offset, name)| BoundPlace {
+                    offset,
+                    symbol: format!("{name}+0x0 [{path}]").into(),
+                });
+                Ok(places.collect())
+            }
+        }
+    }
+
+    /// Adds the pages with the instructions in the files that `is_wanted` names.
+    pub(crate) fn add_wanted(&self, is_wanted: impl Fn(&FileId) -> bool, wanted: &mut WantedPages) {
+        for BoundFile { file, places, .. } in self.files.iter().filter(|it| is_wanted(&it.file)) {
+            for BoundPlace { offset, symbol } in places.iter() {
+                let sites = wanted.entry((*file, offset / PAGE_BYTES)).or_default();
+                sites.push(CodeSite {
+                    probe: Arc::clone(&self.probe),
+                    offset: *offset,
+                    symbol: Arc::clone(symbol),
+                });
+            }
+        }
+    }
+}
+
+/// Checks that an instruction begins `offset` bytes behind the function at `start` of the file, if the function is in memory.
+fn check(
+    reader: &FileReader<'_>,
+    file: &FileId,
+    start: u64,
+    offset: u64,
+) -> Result<(), NotABoundary> {
+    const LONGEST: u64 = 15;
+    let len = offset.saturating_add(LONGEST);
+    let Ok(bytes) = usize::try_from(len.min(MAX_FUNCTION_BYTES)) else {
+        return Ok(());
+    };
+    let mut code = vec![0; bytes];
+    if len > MAX_FUNCTION_BYTES || reader.read(file, start, &mut code).is_none() {
+        return Ok(());
+    }
+    check_boundary(&code, Gva(start), offset).map(drop)
+}

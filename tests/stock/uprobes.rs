@@ -1,0 +1,357 @@
+//! Probes in programs of stock kernels: the hits are the calls that the programs count themselves, and neither readers of the file nor the
+//! programs notice the probes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use control::Client;
+use control::api::{AddProbe, AddProbes};
+use events::{Hit, ProbeState, ProbeSummary};
+use guest_images::workload;
+use manifest::GuestEnd;
+use sha2::{Digest as _, Sha256};
+
+use crate::boot::{Boot, Ran, Running, Stock};
+
+const COUNTED: &str = "uprobe:/bin/counted:counted";
+/// The last instruction of the function.
+const RETURN: &str = "uprobe:/bin/counted:counted_return";
+/// Both.
+const MATCHING: &str = "uprobe:/bin/counted:counted*";
+const IN_COPY: &str = "uprobe:/bin/counted.copy:counted";
+/// A program writes to its page, and executes its own copy then.
+const COPIED: &str = "uprobe:/bin/counted:copied";
+/// The file is on a disk, and its pages leave the memory.
+const ON_DISK: &str = "uprobe:/disk/counted:counted";
+/// No program maps the file.
+const ABSENT: &str = "uprobe:/absent:counted";
+/// No instruction begins there.
+const WITHIN: &str = "uprobe:/bin/counted:counted+0x2";
+/// Each is executed once a round: see `guest-images/workload/uprobes-attacks.h`.
+const ATTACKED: [&str; 7] = [
+    "uprobe:/bin/counted:with_bytes",
+    "uprobe:/bin/counted:straddled",
+    "uprobe:/bin/counted:straddles",
+    "uprobe:/bin/counted:copying_string",
+    "uprobe:/bin/counted:calling_kernel",
+    "uprobe:/bin/counted:faulting",
+    "uprobe:/bin/counted:stepped",
+];
+/// Probes are added to `counted` of these files, and removed, while programs run.
+const LIVE: [&str; 2] = ["/bin/looping", "/disk/looping"];
+/// Two programs execute their own copies, since before the probe comes.
+const KEPT: &str = "uprobe:/bin/kept:copied";
+/// The instructions of `counted`, one a cycle. The number of the call is in its register at each.
+const OFFSETS: [u64; 6] = [0, 0x1, 0x4, 0xc, 0xf, 0x10];
+const CYCLES: usize = 2 * OFFSETS.len();
+const CALLS: u64 = 100;
+const SOCKET: &str = "x.sock";
+/// `/disk` is a file system whose pages the kernel reads again. Of the two programs that call without end, the second is on the disk.
+const SCRIPT: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+sum() { $b sha256sum "$1" | $b cut -d ' ' -f 1; }
+$b mkdir -p /proc /dev /disk
+$b mount -t proc proc /proc
+$b mount -t devtmpfs dev /dev
+IFS=,; for m in ${modload}; do $b insmod $m; done; unset IFS
+$b dd if=/dev/zero of=/image bs=1M count=2 2>/dev/null
+$b losetup /dev/loop0 /image
+$b mke2fs /dev/loop0 >/dev/null
+$b mount -t ext4 /dev/loop0 /disk
+for f in looping kept; do $b cp /bin/counted /bin/$f; done
+for f in counted looping; do $b cp /bin/counted /disk/$f; done
+$b sync
+/bin/counted all
+/disk/counted calls
+for try in 1 2 3 4 5 6 7 8; do
+    $b sync
+    echo 3 >/proc/sys/vm/drop_caches
+    resident=$(/bin/counted resident /disk/counted)
+    [ "$resident" = "resident 0" ] && break
+done
+echo $resident
+/disk/counted calls
+for f in /bin/counted /bin/counted.copy /disk/counted; do echo sha $(sum $f); done
+/bin/looping loop &
+first=$!
+/disk/looping loop &
+second=$!
+for p in $first $second; do
+    until $b readlink /proc/$p/exe | $b grep -q looping; do :; done
+done
+$b sleep 1
+/bin/kept kept &
+/bin/kept kept &
+view() {
+    for p in $first $second; do
+        $b cat /proc/$p/maps
+        $b sed -n '/r-xp.*looping/,/VmFlags/p' /proc/$p/smaps | $b grep -E 'Dirty|Anonymous'
+    done
+}
+view >/before
+echo loops $first $second
+round=0
+while :; do
+    /bin/looping calls
+    /disk/looping calls
+    for f in /bin/looping /disk/looping; do echo sha $(sum $f); done
+    # Pages move in memory.
+    echo 1 >/proc/sys/vm/compact_memory
+    view >/after
+    $b cmp /before /after || echo "wrong: view"
+    round=$((round + 1))
+    echo round $round
+done
+"#;
+
+/// The probe of the file `path` in the cycle `cycle`.
+fn live(path: &str, cycle: usize) -> String {
+    let offset = OFFSETS[cycle % OFFSETS.len()];
+    format!("uprobe:{path}:counted+{offset:#x}")
+}
+
+/// The words behind `name` in each whole line of the console that begins with `name`.
+fn lines<'c>(console: &'c str, name: &str) -> Vec<Vec<&'c str>> {
+    let lines = console
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'));
+    let found = lines.filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix(' '));
+    found.map(|rest| rest.split(' ').collect()).collect()
+}
+
+/// The numbers in the line of the console that begins with `name`.
+fn numbers(console: &str, name: &str) -> Vec<u64> {
+    let found = lines(console, name);
+    let [words] = &found[..] else {
+        panic!("no single `{name}`: {console}");
+    };
+    let parsed = words.iter().map(|word| word.parse().expect("a number"));
+    parsed.collect()
+}
+
+/// A guest with programs that count their calls.
+struct Guest {
+    running: Running,
+    client: Client,
+}
+
+impl Guest {
+    fn start(stock: &Stock, program: &Path, parameters: &'static str) -> Self {
+        let mut boot = Boot::with_script(stock, SCRIPT)
+            .host_file_at("/bin/counted", program)
+            .modules(&["loop"])
+            .parameters(parameters)
+            .cpus(2)
+            .option("--control", SOCKET)
+            .counted(RETURN)
+            .counted(MATCHING)
+            .counted(ON_DISK)
+            .counted(COPIED)
+            .probe(COUNTED)
+            .probe(IN_COPY)
+            .probe(ABSENT)
+            .probe(WITHIN);
+        for spec in ATTACKED {
+            boot = boot.counted(spec);
+        }
+        let mut running = boot.start();
+        // The rounds have read the files with their tables of functions.
+        running.wait_for_console("round 1");
+        let client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+        Self { running, client }
+    }
+
+    fn console(&self) -> String {
+        let bytes = std::fs::read(self.running.folder().join("console")).expect("a console");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Adds the live probes, waits until programs have executed the instructions, and removes the probes. Returns the last counts.
+    fn cycle(&mut self, cycle: usize) -> Vec<ProbeSummary> {
+        const ENOUGH: u64 = 20;
+        let added = LIVE.map(|path| AddProbe::new(live(path, cycle))).to_vec();
+        let added = self.client.add(&AddProbes::Many(added)).expect("added");
+        for id in &added.ids {
+            let id = id.to_string();
+            while self.client.stats(&id).expect("stats").probes[0].hits < ENOUGH {
+                assert!(!self.running.has_ended(), "the guest has ended");
+            }
+        }
+        let removed = self.client.remove_all().expect("removed").probes;
+        removed.into_iter().map(|probe| probe.summary).collect()
+    }
+
+    /// Waits for two whole rounds from now on.
+    fn wait_for_rounds(&mut self) {
+        let now = lines(&self.console(), "round").len();
+        self.running.wait_for_console(&format!("round {}", now + 2));
+    }
+}
+
+fn unprotected(times: u64) -> BTreeMap<String, u64> {
+    BTreeMap::from([("unprotected".to_owned(), times)])
+}
+
+/// Asserts that the probes from before the start have hit as often as the programs have called.
+fn assert_exact(image: &str, console: &str, probes: &[ProbeSummary]) {
+    let sums: BTreeSet<u64> = numbers(console, "sums").into_iter().collect();
+    assert_eq!(sums.len(), 1, "{image}: {sums:?}");
+    let [calls, in_copy] = numbers(console, "counted")[..] else {
+        panic!("{console}");
+    };
+    let [rounds, alarms] = numbers(console, "attacked")[..] else {
+        panic!("{console}");
+    };
+    assert!(
+        calls >= 12 * CALLS && in_copy == 3 * CALLS && rounds > 0 && alarms > 0,
+        "{image}: {calls} {in_copy} {rounds} {alarms}"
+    );
+    let attacked = ATTACKED.map(|spec| (spec, rounds));
+    let expected = [
+        (COUNTED, calls),
+        (RETURN, calls),
+        (MATCHING, 2 * calls),
+        (IN_COPY, in_copy),
+        (ON_DISK, 2 * CALLS),
+    ];
+    for (name, hits) in expected.into_iter().chain(attacked) {
+        let found = probes.iter().find(|probe| probe.probe == name);
+        let found = found.expect("the probe");
+        assert_eq!(found.state, ProbeState::Armed, "{image}: {found:?}");
+        assert_eq!(found.hits, hits, "{image}: {found:?}");
+        assert!(found.missed.is_empty(), "{image}: {found:?}");
+    }
+    let copied = probes.iter().find(|probe| probe.probe == COPIED);
+    let copied = copied.expect("the probe");
+    assert_eq!(copied.hits, 2, "{image}: {copied:?}");
+    // One copy.
+    assert_eq!(copied.missed, unprotected(1), "{image}");
+    for name in [ABSENT, WITHIN] {
+        let found = probes.iter().find(|probe| probe.probe == name);
+        let found = found.expect("the probe");
+        assert_eq!(found.state, ProbeState::Pending, "{image}: {found:?}");
+        assert_eq!(found.hits, 0, "{image}: {found:?}");
+    }
+}
+
+/// Asserts that no program and no reader of the files has noticed a probe.
+fn assert_unnoticed(image: &str, ran: &Ran, program: &Path) {
+    let bytes = std::fs::read(program).expect("the program");
+    let digest = Sha256::digest(bytes);
+    let sum: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let sums = lines(&ran.console, "sha");
+    assert!(sums.len() > 3, "{image}: {}", ran.console);
+    assert!(
+        sums.iter().all(|words| words == &[&*sum]),
+        "{image}: {sums:?}"
+    );
+    assert_eq!(numbers(&ran.console, "resident"), [0], "{image}");
+    assert!(!ran.console.contains("wrong"), "{image}: {}", ran.console);
+    ran.assert_well();
+}
+
+/// Asserts that the hits of `name` in the program that calls without end have the numbers of its calls, without a gap while the probe was there.
+fn assert_gapless(image: &str, name: &str, hits: &[Hit], loops: &[u64]) {
+    let mut calls: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for hit in hits.iter().filter(|hit| &*hit.probe == name) {
+        let task = hit.task.as_ref().expect("a task");
+        let pid = u64::try_from(task.pid).expect("a number");
+        calls.entry(pid).or_default().push(hit.args[0].0);
+    }
+    let looping: Vec<&Vec<u64>> = loops.iter().filter_map(|pid| calls.get(pid)).collect();
+    let [calls] = looping[..] else {
+        panic!("{image}: {name}: {loops:?} {calls:?}");
+    };
+    assert!(
+        calls.is_sorted_by(|a, b| a < b),
+        "{image}: {name}: {calls:?}"
+    );
+    let runs = calls.chunk_by(|before, after| before + 1 == *after);
+    assert_eq!(
+        runs.count(),
+        CYCLES / OFFSETS.len(),
+        "{image}: {name}: {calls:?}"
+    );
+}
+
+fn check(image: &str, parameters: &'static str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program: PathBuf = workload::build_uprobes(folder.path()).expect("it compiles");
+    let stock = Stock::fetch(image);
+    let mut guest = Guest::start(&stock, &program, parameters);
+    let loops = numbers(&guest.console(), "loops");
+    let removed = guest.client.remove_all().expect("removed").probes;
+    let removed: Vec<ProbeSummary> = removed.into_iter().map(|probe| probe.summary).collect();
+    assert_exact(image, &guest.console(), &removed);
+
+    let mut counts = BTreeMap::new();
+    for cycle in 0..CYCLES {
+        for probe in guest.cycle(cycle) {
+            assert_eq!(probe.state, ProbeState::Armed, "{image}: {probe:?}");
+            assert!(probe.missed.is_empty(), "{image}: {probe:?}");
+            *counts.entry(probe.probe).or_insert(0) += probe.hits;
+        }
+    }
+    guest.wait_for_rounds();
+    let kept = guest.client.add(&AddProbes::One(AddProbe::new(KEPT)));
+    kept.expect("added");
+    guest.wait_for_rounds();
+    let kept = guest.client.remove_all().expect("removed").probes;
+    let kept: Vec<ProbeSummary> = kept.into_iter().map(|probe| probe.summary).collect();
+    assert_eq!(kept[0].missed, unprotected(2), "{image}: {kept:?}");
+    assert_eq!(kept[0].hits, 0, "{image}: {kept:?}");
+    guest.client.command("stop").expect("stopped");
+    let ran = guest.running.finish();
+    assert_eq!(
+        ran.summary().guest.end,
+        GuestEnd::Stopped,
+        "{}",
+        ran.report()
+    );
+    assert_unnoticed(image, &ran, &program);
+    let within = "/bin/counted is not probed: offset 0x2 is inside the instruction";
+    let notes = ran.notes();
+    assert!(notes.iter().any(|note| note.contains(within)), "{notes:?}");
+
+    let hits = ran.hits();
+    let of = |name: &str| hits.iter().filter(|hit| &*hit.probe == name).count() as u64;
+    for probe in removed
+        .iter()
+        .filter(|probe| [COUNTED, IN_COPY].contains(&&*probe.probe))
+    {
+        assert_eq!(of(&probe.probe), probe.hits, "{image}");
+    }
+    assert_eq!(
+        counts.len(),
+        LIVE.len() * OFFSETS.len(),
+        "{image}: {counts:?}"
+    );
+    for (name, count) in counts {
+        assert_eq!(of(&name), count, "{image}: {name}");
+        assert_gapless(image, &name, &hits, &loops);
+    }
+    for hit in hits.iter().filter(|hit| &*hit.probe == COUNTED) {
+        assert_eq!(&*hit.symbol, "counted+0x0 [/bin/counted]");
+        assert!(hit.task.is_some(), "{hit:?}");
+    }
+}
+
+#[test]
+fn uprobes_of_debian_5_10_hit_as_often_as_the_programs_count() {
+    check("debian-5.10", "");
+}
+
+#[test]
+fn uprobes_of_debian_6_1_hit_as_often_as_the_programs_count() {
+    check("debian-6.1", "pti=on");
+}
+
+#[test]
+fn uprobes_of_debian_6_12_hit_as_often_as_the_programs_count() {
+    check("debian-6.12", "");
+}
+
+#[test]
+fn uprobes_of_debian_sid_hit_as_often_as_the_programs_count() {
+    check("debian-sid", "");
+}
