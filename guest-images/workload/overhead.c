@@ -1,15 +1,15 @@
 /*
- * An init that makes getppid(2) calls while nothing, a kprobe or a kretprobe of the guest's own, or somebody from outside
- * looks at them, and powers off.
+ * An init with loops of calls in turns: without a probe, with an event of the guest's own, or with probes from outside. Then the machine
+ * powers off.
  *
  *   calls=N    calls of one loop
- *   rounds=N   loops of each turn, and one before that is not meant to count
- *   warm=N     calls before the turn called "recorded", of which nobody takes the time
- *   boot=1     nothing of all this: it powers off at once
+ *   rounds=N   loops of each turn; another loop before them is not measured
+ *   warm=N     calls before the turn "recorded", outside of the measured time
+ *   boot=1     no loops: the machine powers off at once
  *
- * Each loop is between two getpgrp(2) calls, so that somebody who watches those knows when it took place. Before the
- * turns of somebody from outside, it says so behind "overhead: wait ", and waits for a line of input. Behind "overhead:
- * own " are the guest's own events with how often they were hit and missed.
+ * The calls are getppid(2), a function of this program, or a write to /proc/sys/kernel/panic. Each loop is between two getpgrp(2) calls, the
+ * marks of the loop's time. Before a turn with probes from outside, the init prints the turn's name behind "overhead: wait ", and waits for a
+ * line of input. Behind "overhead: own " are the guest's own events and their hits.
  */
 
 #include "syscall.h"
@@ -17,12 +17,51 @@
 #include "parameters.h"
 #include "start.h"
 
-enum { PROFILE_BYTES = 1024 };
+enum { PROFILE_BYTES = 1024, PT_LOAD = 1, SYS_pwrite64 = 18 };
 
-static const char events_path[] = "/t/kprobe_events";
-static const char profile_path[] = "/t/kprobe_profile";
+/* An ELF file's headers, as far as this program reads its own. */
+struct file_header {
+	unsigned char other[32];
+	unsigned long headers_offset;
+	unsigned char sections_flags_and_sizes[16];
+	unsigned short headers;
+};
+
+struct program_header {
+	unsigned type, flags;
+	unsigned long offset, address, physical, file_bytes, memory_bytes, align;
+};
+
+extern const struct file_header __ehdr_start;
+
+/* The files of a kind of events in tracefs. */
+struct events {
+	const char *definitions, *profile;
+};
+
+static const struct events kprobes = { "/t/kprobe_events", "/t/kprobe_profile" };
+static const struct events uprobes = { "/t/uprobe_events", "/t/uprobe_profile" };
+
+/* A loop of calls. */
+typedef void loop(unsigned long calls);
 
 static long failed;
+static long sysctl;
+
+/* Alone on a page, as the emulator executes the whole page of a probe. */
+void probed_function(void);
+__asm__(".section .text.probed_function, \"ax\"\n"
+	".balign 4096\n"
+	".globl probed_function\n"
+	".type probed_function, @function\n"
+	"probed_function:\n"
+	"	push %rbp\n"
+	"	mov %rsp, %rbp\n"
+	"	pop %rbp\n"
+	"	ret\n"
+	".size probed_function, . - probed_function\n"
+	".balign 4096\n"
+	".text\n");
 
 static unsigned long length(const char *string)
 {
@@ -52,23 +91,41 @@ static void mount(const char *type, const char *at)
 	failed += syscall5(SYS_mount, (long)type, (long)at, (long)type, 0, 0) != 0;
 }
 
-/* Nothing but these calls between the two getpgrp. */
-static void turn(void)
+static void system_calls(unsigned long calls)
+{
+	while (calls--)
+		syscall0(SYS_getppid);
+}
+
+static void function_calls(unsigned long calls)
+{
+	while (calls--)
+		probed_function();
+}
+
+/* The command line of the rig has the same value. */
+static void sysctl_writes(unsigned long calls)
+{
+	while (calls--)
+		failed += syscall4(SYS_pwrite64, sysctl, (long)"-1", 2, 0) != 2;
+}
+
+/* The time between the two getpgrp is the loop's. */
+static void turn(loop *loop)
 {
 	unsigned long calls = number("calls", 100), rounds = number("rounds", 5) + 1;
 
 	for (unsigned long round = 0; round < rounds; round++) {
 		syscall0(SYS_getpgrp);
-		for (unsigned long call = 0; call < calls; call++)
-			syscall0(SYS_getppid);
+		loop(calls);
 		syscall0(SYS_getpgrp);
 	}
 }
 
-static void print_profile(void)
+static void print_profile(const struct events *events)
 {
 	char contents[PROFILE_BYTES];
-	long file = open_file(profile_path, O_RDONLY);
+	long file = open_file(events->profile, O_RDONLY);
 	long got = syscall3(SYS_read, file, (long)contents, sizeof contents - 1);
 
 	syscall1(SYS_close, file);
@@ -83,29 +140,57 @@ static void print_profile(void)
 	end_line();
 }
 
-static void own_turn(const char *definition, const char *enable_path)
+static void own_turn(const struct events *events, const char *definition, const char *enable_path, loop *loop)
 {
-	write_file(events_path, O_APPEND, definition);
+	write_file(events->definitions, O_APPEND, definition);
 	write_file(enable_path, 0, "1");
-	/* Its optimiser works behind everybody's back. */
+	/* The kernel's optimiser of kprobes works later. */
 	sleep_milliseconds(500);
-	turn();
+	turn(loop);
 	write_file(enable_path, 0, "0");
-	print_profile();
-	write_file(events_path, O_TRUNC, "\n");
+	print_profile(events);
+	write_file(events->definitions, O_TRUNC, "\n");
 }
 
-static void others_turn(const char *what, unsigned long warm)
+/* The offset of `address` in this program's file. */
+static unsigned long file_offset(unsigned long address)
+{
+	const struct file_header *file = &__ehdr_start;
+	const struct program_header *header = (void *)((const char *)file + file->headers_offset);
+
+	for (unsigned left = file->headers; left--; header++)
+		if (header->type == PT_LOAD && address - header->address < header->file_bytes)
+			return address - header->address + header->offset;
+	failed++;
+	return 0;
+}
+
+static void own_uprobe_turn(void)
+{
+	char definition[TEXT_MAX];
+
+	put_field("p:self/own_uprobe /init:", file_offset((unsigned long)probed_function));
+	for (unsigned long at = 0; at < text_used; at++)
+		definition[at] = text[at];
+	definition[text_used] = 0;
+	text_used = 0;
+	own_turn(&uprobes, definition, "/t/events/self/own_uprobe/enable", function_calls);
+}
+
+static void await_input(const char *name)
 {
 	char byte;
 
 	put("overhead: wait ");
-	put(what);
+	put(name);
 	end_line();
 	failed += syscall3(SYS_read, 0, (long)&byte, 1) != 1;
-	for (unsigned long call = 0; call < warm; call++)
-		syscall0(SYS_getppid);
-	turn();
+}
+
+static void others_turn(const char *name, loop *loop)
+{
+	await_input(name);
+	turn(loop);
 }
 
 static void turns(void)
@@ -114,23 +199,36 @@ static void turns(void)
 
 	mount("proc", "/p");
 	mount("tracefs", "/t");
+	sysctl = open_file("/p/sys/kernel/panic", O_WRONLY);
 	syscall3(SYS_sched_setaffinity, 0, sizeof first_cpu, (long)&first_cpu);
-	turn();
-	own_turn("p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable");
-	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
-	others_turn("exits", 0);
-	others_turn("kprobe", 0);
-	others_turn("counted", 0);
-	others_turn("recorded", number("warm", 0));
-	others_turn("kretprobe", 0);
-	others_turn("both-recorded", 0);
-	others_turn("counted-int3", 0);
-	others_turn("recorded-int3", 0);
-	others_turn("shared", 0);
-	others_turn("untyped", 0);
-	others_turn("syscall", 0);
-	others_turn("stack", 0);
-	others_turn("nothing", 0);
+	turn(system_calls);
+	own_turn(&kprobes, "p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable", system_calls);
+	own_turn(&kprobes, "r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable", system_calls);
+	others_turn("exits", system_calls);
+	others_turn("kprobe", system_calls);
+	others_turn("counted", system_calls);
+	await_input("recorded");
+	system_calls(number("warm", 0));
+	turn(system_calls);
+	others_turn("kretprobe", system_calls);
+	others_turn("both-recorded", system_calls);
+	others_turn("counted-int3", system_calls);
+	others_turn("recorded-int3", system_calls);
+	others_turn("shared", system_calls);
+	others_turn("untyped", system_calls);
+	others_turn("syscall", system_calls);
+	others_turn("stack", system_calls);
+	others_turn("none-again", system_calls);
+	others_turn("function", function_calls);
+	others_turn("uprobe-counted", function_calls);
+	others_turn("uprobe-emitted", function_calls);
+	/* The kernel's own uprobe gives the program a copy of the page. */
+	await_input("own-uprobe");
+	own_uprobe_turn();
+	others_turn("write", sysctl_writes);
+	others_turn("watch-counted", sysctl_writes);
+	others_turn("watch-emitted", sysctl_writes);
+	await_input("end");
 }
 
 void init_main(long *stack)

@@ -1,4 +1,4 @@
-//! A system call of a stock guest, probed by the guest's own kprobes and by the engine, in the same boot.
+//! Calls in a stock guest, probed by the guest's own events and by the engine, in the same boot.
 
 use std::time::Duration;
 
@@ -50,6 +50,12 @@ enum Place {
     Syscall,
     /// The entry; events have the stack.
     Stack,
+    /// The entry of a function of the guest's init, alone on a page.
+    Program,
+    /// The kernel's variable behind the sysctl that the guest writes.
+    Variable,
+    /// No probe.
+    Unprobed,
 }
 
 impl Place {
@@ -69,6 +75,9 @@ impl Place {
                 stack: true,
                 ..new(&entry)
             }],
+            Self::Program => vec![new("uprobe:/init:probed_function")],
+            Self::Variable => vec![new("watch:panic_timeout")],
+            Self::Unprobed => Vec::new(),
             Self::Shared => vec![
                 counted(&entry),
                 new_probe(&entry),
@@ -118,7 +127,8 @@ const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) 
     }
 }
 
-const OURS: [Turn; 12] = [
+/// The turns for which the guest waits, in the order of the guest's init.
+const OURS: [Turn; 20] = [
     turn("exits", Place::Entry, true, false),
     turn("kprobe", Place::Entry, false, false),
     turn("counted", Place::Entry, true, true),
@@ -131,42 +141,106 @@ const OURS: [Turn; 12] = [
     turn("untyped", Place::Short, false, false),
     turn("syscall", Place::Syscall, false, false),
     turn("stack", Place::Stack, false, false),
+    turn("none-again", Place::Unprobed, true, false),
+    turn("function", Place::Unprobed, true, false),
+    turn("uprobe-counted", Place::Program, true, false),
+    turn("uprobe-emitted", Place::Program, false, false),
+    turn("own-uprobe", Place::Unprobed, true, false),
+    turn("write", Place::Unprobed, true, false),
+    turn("watch-counted", Place::Variable, true, false),
+    turn("watch-emitted", Place::Variable, false, false),
 ];
+/// The guest waits with this word behind the last turn.
+const END: &str = "end";
 
-/// The turns, in the order of the guest's init: the name in the lines, and the title in the table.
-pub(super) const TURNS: [(&str, &str); 16] = [
-    ("stock-none", "no probe"),
-    (OWN_KPROBE, "the guest's own kprobe event"),
-    (OWN_KRETPROBE, "the guest's own kretprobe event"),
-    ("stock-exits", "k: ours, counted"),
-    ("stock-kprobe", "k: ours, emitted as an event with types"),
-    ("stock-counted", "o: ours, counted, by a jump"),
-    (RECORDED, "o: ours, emitted as an event, by a jump"),
-    ("stock-kretprobe", "r: ours, emitted as an event"),
-    (
+/// A turn's row in the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    /// The name in the lines.
+    pub(super) key: &'static str,
+    pub(super) title: &'static str,
+    /// The row of the same calls without a probe, whose time is subtracted; `None` for a row without a probe.
+    pub(super) without: Option<&'static str>,
+}
+
+const fn row(key: &'static str, title: &'static str, without: &'static str) -> Row {
+    Row {
+        key,
+        title,
+        without: Some(without),
+    }
+}
+
+const fn bare(key: &'static str, title: &'static str) -> Row {
+    Row {
+        key,
+        title,
+        without: None,
+    }
+}
+
+/// The rows, in the order of the guest's init.
+pub(super) const ROWS: [Row; 23] = [
+    bare(NONE, "no probe"),
+    row(OWN_KPROBE, "the guest's own kprobe event", NONE),
+    row(OWN_KRETPROBE, "the guest's own kretprobe event", NONE),
+    row("stock-exits", "k: ours, counted", NONE),
+    row(
+        "stock-kprobe",
+        "k: ours, emitted as an event with types",
+        NONE,
+    ),
+    row("stock-counted", "o: ours, counted, by a jump", NONE),
+    row(RECORDED, "o: ours, emitted as an event, by a jump", NONE),
+    row("stock-kretprobe", "r: ours, emitted as an event", NONE),
+    row(
         BOTH_RECORDED,
         "ro: ours, emitted as an event, both sides recorded",
+        NONE,
     ),
-    ("stock-counted-int3", "i: ours, counted, by an int3"),
-    (
+    row("stock-counted-int3", "i: ours, counted, by an int3", NONE),
+    row(
         "stock-recorded-int3",
         "i: ours, emitted as an event, by an int3",
+        NONE,
     ),
-    (
+    row(
         SHARED,
         "o+ro: four of ours at once: counted, emitted as an event, a histogram, both sides recorded",
+        NONE,
     ),
-    (
+    row(
         "stock-untyped",
         "k: ours, within the function: emitted as an event without types",
+        NONE,
     ),
-    (
+    row(
         "stock-syscall",
         "k: ours, `syscall:getppid`, emitted as an event",
+        NONE,
     ),
-    ("stock-stack", "k: ours, emitted as an event with a stack"),
-    ("stock-none-again", "no probe, again"),
+    row(
+        "stock-stack",
+        "k: ours, emitted as an event with a stack",
+        NONE,
+    ),
+    bare("stock-none-again", "no probe, again"),
+    bare(FUNCTION, "a call of a function of the program, no probe"),
+    row("stock-uprobe-counted", "u: ours, counted", FUNCTION),
+    row(
+        "stock-uprobe-emitted",
+        "u: ours, emitted as an event",
+        FUNCTION,
+    ),
+    row("stock-own-uprobe", "the guest's own uprobe event", FUNCTION),
+    bare(WRITE, "a write to `/proc/sys/kernel/panic`, no probe"),
+    row("stock-watch-counted", "w: ours, counted", WRITE),
+    row("stock-watch-emitted", "w: ours, emitted as an event", WRITE),
 ];
+/// Without a probe.
+const NONE: &str = "stock-none";
+const FUNCTION: &str = "stock-function";
+const WRITE: &str = "stock-write";
 /// Compared with each other.
 pub(super) const OWN_KPROBE: &str = "stock-own-kprobe";
 pub(super) const OWN_KRETPROBE: &str = "stock-own-kretprobe";
@@ -203,45 +277,48 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let loops = overhead.rounds + 1;
     let made = overhead.calls * loops as u64;
     let marks = clock.marks();
-    if marks.len() != 2 * loops * TURNS.len() {
+    if marks.len() != 2 * loops * ROWS.len() {
         return Err(format!("{} marks", marks.len()));
     }
-    for own in ["own_kprobe", "own_kretprobe"] {
-        let wanted = format!("overhead: own {own} {made} 0");
+    // Uprobes have no count of missed hits.
+    for own in [
+        format!("own_kprobe {made} 0"),
+        format!("own_kretprobe {made} 0"),
+        format!("/init own_uprobe {made}"),
+    ] {
+        let wanted = format!("overhead: own {own}");
         if !ran.console.lines().any(|line| line.trim_end() == wanted) {
             return Err(format!("the guest does not say {wanted:?}"));
         }
     }
     let has_int3 = bench.facts().int3_reaches_guest();
-    let turns = TURNS.iter().zip(marks.chunks_exact(2 * loops));
-    turns
-        .map(|((way, _), marks)| {
-            let mut own = OURS.iter().zip(&ours);
-            let own = own.find(|(turn, _)| way.strip_prefix("stock-") == Some(turn.word));
-            if let Some((turn, probes)) = own {
-                let jumps = turn.is_optimised(has_int3);
-                let warm = if *way == RECORDED { ONCE_AROUND } else { 0 };
-                let is_wrong = |probe: &&ProbeSummary| {
-                    probe.hits != made + warm || is_optimised(probe) != jumps
-                };
-                if let Some(probe) = probes.iter().find(is_wrong) {
-                    return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
-                }
+    let rows = ROWS.iter().zip(marks.chunks_exact(2 * loops));
+    rows.map(|(row, marks)| {
+        let mut own = OURS.iter().zip(&ours);
+        let own = own.find(|(turn, _)| row.key.strip_prefix("stock-") == Some(turn.word));
+        if let Some((turn, probes)) = own {
+            let jumps = turn.is_optimised(has_int3);
+            let warm = if row.key == RECORDED { ONCE_AROUND } else { 0 };
+            let is_wrong =
+                |probe: &&ProbeSummary| probe.hits != made + warm || is_optimised(probe) != jumps;
+            if let Some(probe) = probes.iter().find(is_wrong) {
+                return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
             }
-            // Several probes at the same site share the exits.
-            let probes = own.map_or(&[][..], |(_, probes)| probes);
-            Ok(Line::Timing(Timing {
-                backend: overhead.backend,
-                guest: NAME.to_owned(),
-                way: (*way).to_owned(),
-                cpus: 1,
-                calls: overhead.calls,
-                rounds_ns: super::clock::spans(marks, 1),
-                hits: probes.iter().map(|probe| probe.hits).max().unwrap_or(0),
-                exits: probes.iter().map(|probe| probe.exits).max().unwrap_or(0),
-            }))
-        })
-        .collect()
+        }
+        // Several probes at the same site share the exits.
+        let probes = own.map_or(&[][..], |(_, probes)| probes);
+        Ok(Line::Timing(Timing {
+            backend: overhead.backend,
+            guest: NAME.to_owned(),
+            way: row.key.to_owned(),
+            cpus: 1,
+            calls: overhead.calls,
+            rounds_ns: super::clock::spans(marks, 1),
+            hits: probes.iter().map(|probe| probe.hits).max().unwrap_or(0),
+            exits: probes.iter().map(|probe| probe.exits).max().unwrap_or(0),
+        }))
+    })
+    .collect()
 }
 
 /// Adds the probes of each turn, and removes the probes behind the turn. Returns the probes' counts.
@@ -251,7 +328,7 @@ fn drive(
     limit: Duration,
 ) -> Result<Vec<Vec<ProbeSummary>>, String> {
     let mut ours = Vec::new();
-    let words = OURS.iter().map(|turn| turn.word).chain(["nothing"]);
+    let words = OURS.iter().map(|turn| turn.word).chain([END]);
     for (turn, next) in OURS.iter().zip(words.skip(1)) {
         live.await_text(&format!("overhead: wait {}", turn.word), limit)?;
         let new = turn.place.probes(kernel, turn.only_counts)?;
@@ -274,4 +351,38 @@ fn drive(
     }
     live.type_line()?;
     Ok(ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The console is searched for the beginning of a line.
+    #[test]
+    fn no_turn_begins_with_the_name_of_a_later_one() {
+        for (at, turn) in OURS.iter().enumerate() {
+            let later = OURS[at + 1..].iter().map(|later| later.word).chain([END]);
+            for later in later {
+                assert!(!turn.word.starts_with(later), "{} {later}", turn.word);
+            }
+        }
+    }
+
+    #[test]
+    fn each_turn_has_a_row_and_each_difference_a_row_without_a_probe() {
+        let row = |key: &str| ROWS.iter().find(|row| row.key == key);
+        for turn in &OURS {
+            assert!(
+                row(&format!("stock-{}", turn.word)).is_some(),
+                "{}",
+                turn.word
+            );
+        }
+        for without in ROWS.iter().filter_map(|row| row.without) {
+            assert!(
+                row(without).is_some_and(|row| row.without.is_none()),
+                "{without}"
+            );
+        }
+    }
 }

@@ -20,11 +20,17 @@ functions without a probe have the whole loop, with the two marks around it, div
 pub(super) const STOCK: &str = "
 ## Beside the guest's own
 
-The table shows a getppid(2) of a stock guest with one vCPU, in one boot: without an event at `__x64_sys_getppid`, with an event of the
-guest's own (tracefs), and with a probe of hyprobe, added while the guest runs. The unit is nanoseconds, in Bochs instructions. The guest's
+The table shows calls in a stock guest with one vCPU, in one boot: without a probe, with an event of the guest's own (tracefs), and with a
+probe of hyprobe, added while the guest runs. The unit is nanoseconds, in Bochs instructions. The guest's
 own events write a record into the guest's ring buffer. hyprobe's events go to a sink that drops them. hyprobe takes recorded hits out
-of the ring behind each loop, outside of the measured time. Events have the task, and at an entry the types. At the entry of a function the guest's own kprobes are calls of ftrace, without
-a trap.
+of the ring behind each loop, outside of the measured time. What the probe adds is the difference to the same calls without a probe.
+
+* The first rows are a getppid(2), probed at `__x64_sys_getppid`. Events have the task, and at an entry the types. At the entry of a function
+  the guest's own kprobes are calls of ftrace, without a trap.
+* Rows called u are a call of a function of the guest's init program, probed at the function's entry. The function has four instructions
+  and is alone on its page. The guest's own uprobe is an int3, and the kernel emulates the instruction.
+* Rows called w are a pwrite(2) to `/proc/sys/kernel/panic`, which writes the kernel's variable `panic_timeout` once. The guest's own tracefs events have
+  no counterpart.
 
 ";
 
@@ -120,4 +126,8 @@ pub(super) const READING: &str = "
   in the test guest, whose functions are in the lower half, a second one. Its stack in these loops is in the kernel's half, as a
   kernel's is. **b** asks KVM for the system registers (`KVM_GET_SREGS`), to see that the copy is mapped and may be executed.
 * **k** with events passes each event to a sink that drops the event: the cost of writing is not included.
+* **u** is one exit for all instructions of the function, as the page has no right to execute: the emulator executes the four instructions one
+  after the other (`docs/uprobes.md`). **w** is one exit and one emulated instruction for the write (`docs/watchpoints.md`). The exits of w include those
+  of other writes to the variable's page. A run fails if the hits of u or w differ from the calls.
+  A KVM that interprets the guest's kernel does not run this guest, and refuses probes in programs.
 ";

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::stock::TURNS;
+use super::stock::ROWS;
 use super::words::{ARMING, BOOTS, GDBSTUB, HITS, INTRODUCTION, RATES, READING, RECORDS, STOCK};
 use super::{SPEED, WAYS, Way};
 use crate::launch::LaunchError;
@@ -139,9 +139,9 @@ impl Measured {
         }
     }
 
-    /// The time of a call in the stock guest during `turn`, by the median of the rounds and by the quartiles.
-    fn call(&self, backend: Backend, turn: &str) -> Option<[f64; 3]> {
-        let timing = self.timing(turn)?;
+    /// The time of a call in `way`, by the median of the rounds and by the quartiles.
+    fn call(&self, backend: Backend, way: &str) -> Option<[f64; 3]> {
+        let timing = self.timing(way)?;
         let unit = self.unit(backend)?;
         let at = |part| quantile(&timing.rounds_ns, part) / as_float(timing.calls) / unit;
         Some([at(0.5), at(0.25), at(0.75)])
@@ -154,10 +154,11 @@ impl Measured {
         Some(hits * 1e9 / quantile(&timing.rounds_ns, part) * self.unit(backend)?)
     }
 
-    /// The time added to the call by the probes of `turn`.
-    fn added(&self, backend: Backend, turn: &str) -> Option<f64> {
+    /// The time added to a call in the stock guest by the probes of the row `key`. `None` if the row has no probe.
+    fn added(&self, backend: Backend, key: &str) -> Option<f64> {
+        let row = ROWS.iter().find(|row| row.key == key)?;
         let [[with, ..], [without, ..]] =
-            [self.call(backend, turn)?, self.call(backend, TURNS[0].0)?];
+            [self.call(backend, key)?, self.call(backend, row.without?)?];
         Some(with - without)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::super::WAYS;
 use super::super::gdbstub::WAY as GDBSTUB;
-use super::super::stock::{self, TURNS};
+use super::super::stock::{self, ROWS, Row};
 use super::super::test_guest::TAKEN_OUT;
 use super::targets::largest;
 use super::{BootKind, Found, as_float, number, or_empty, quantile};
@@ -40,19 +40,18 @@ pub(super) fn hits(found: &Found) -> String {
     text
 }
 
-/// Calls of a system call in a stock guest, if measured.
+/// Calls in a stock guest, if measured.
 pub(super) fn in_stock(found: &Found) -> String {
     let mut text =
         String::from("| | | a call | what the probe adds | exits |\n|---|---|---:|---:|---:|\n");
     for (backend, measured) in found {
-        for (key, title) in TURNS {
+        for Row { key, title, .. } in ROWS {
             let timing = measured.timing(key);
             let Some((timing, [median, low, high])) = timing.zip(measured.call(*backend, key))
             else {
                 continue;
             };
-            let is_probed = !key.starts_with("stock-none");
-            let added = measured.added(*backend, key).filter(|_| is_probed);
+            let added = measured.added(*backend, key);
             let exits = (timing.hits > 0)
                 .then(|| format!("{:.2}", as_float(timing.exits) / as_float(timing.hits)));
             let _ = writeln!(

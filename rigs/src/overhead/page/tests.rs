@@ -122,6 +122,32 @@ fn typed_event_has_a_row_and_an_untyped_one_another() {
 }
 
 #[test]
+fn probe_in_a_program_is_compared_with_the_call_of_the_same_function() {
+    let text = [
+        line("stock-none", &[10_000], 0, 0),
+        line("stock-function", &[1000], 0, 0),
+        line("stock-uprobe-counted", &[40_000], 60, 60),
+        line("stock-own-uprobe", &[20_000], 0, 0),
+        line("stock-write", &[5000], 0, 0),
+        line("stock-watch-emitted", &[30_000], 60, 63),
+    ];
+    let page = page(&Found::from([(
+        Backend::Local,
+        Measured::read(&text.join("\n")),
+    )]));
+    let row = |title: &str| {
+        let row = format!("local, debian-6.1 | {title}");
+        cells(&page, &row)[4..6].join("; ")
+    };
+    assert_eq!(row("a call of a function"), "; ");
+    assert_eq!(row("u: ours, counted"), "3 900; 1.00");
+    assert_eq!(row("the guest's own uprobe event"), "1 900; ");
+    assert_eq!(row("w: ours, emitted"), "2 500; 1.05");
+    // Not measured: no row.
+    assert!(!page.contains("w: ours, counted"), "{page}");
+}
+
+#[test]
 fn thousands_are_set_off() {
     let numbers = [0.0, 7.4, 999.6, 12_345.0, 1_234_567.0, -4321.0].map(number);
     assert_eq!(
