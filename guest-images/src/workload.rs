@@ -39,6 +39,11 @@ const UPROBES: Source = Source {
     text: include_str!("../workload/uprobes.c"),
 };
 
+const BREAKPOINT: Source = Source {
+    name: "breakpoint.c",
+    text: include_str!("../workload/breakpoint.c"),
+};
+
 const THREADS: Source = Source {
     name: "threads.c",
     text: include_str!("../workload/threads.c"),
@@ -172,6 +177,16 @@ pub fn build_uprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "uprobes", UPROBES)
 }
 
+/// Compiles a program that counts writes to a variable of the kernel with the processor's own debug registers into `out_dir/breakpoint`.
+/// The head of `workload/breakpoint.c` has the arguments and the output.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_breakpoint(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "breakpoint", BREAKPOINT)
+}
+
 /// Compiles a program of two threads that sleep until the end into `out_dir/threads`. The second thread has the name `second`.
 ///
 /// # Errors
@@ -302,7 +317,13 @@ mod tests {
     #[test]
     fn the_other_inits_compile() {
         let dir = tempfile::tempdir().expect("tempdir");
-        for build in [build_kprobes, build_overhead, build_ground, build_threads] {
+        for build in [
+            build_kprobes,
+            build_overhead,
+            build_ground,
+            build_breakpoint,
+            build_threads,
+        ] {
             assert!(build(dir.path()).expect("build").exists());
         }
     }

@@ -5,6 +5,7 @@
 #![cfg(feature = "test-nested")]
 
 mod boot;
+mod breakpoints;
 mod clocks;
 mod confined;
 mod counts;
