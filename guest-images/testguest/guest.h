@@ -228,6 +228,7 @@ int scenario_smp(u64 rounds);
 int scenario_watch(u64 stores);
 int scenario_watchsmp(u64 rounds);
 int scenario_watchvector(u64 stores);
+int scenario_watchmany(u64 rounds);
 int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds), u64 rounds);
 
 /* bench.c */

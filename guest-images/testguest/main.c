@@ -51,6 +51,7 @@ static const struct scenario scenarios[] = {
 	{ "watch", scenario_watch, 3 },
 	{ "watchsmp", scenario_watchsmp, 10 },
 	{ "watchvector", scenario_watchvector, 10 },
+	{ "watchmany", scenario_watchmany, 1 },
 	{ "bench", scenario_bench, 100 },
 	{ "bench1", scenario_bench1, 100 },
 	{ "bench2", scenario_bench2, 100 },

@@ -4,6 +4,7 @@
 
 #define PAGE_BYTES 4096
 #define WORDS (PAGE_BYTES / 8)
+#define PARTS 1000
 #define CR4_OSFXSR 0x200ul
 
 /* A page for nothing else: what the processor writes by itself is elsewhere. The neighbours of the word are written, too. */
@@ -143,6 +144,28 @@ int scenario_watchvector(u64 stores)
 	}
 	begin_ok("watchvector");
 	put_field(" word=", watch_word);
+	end_line();
+	return 0;
+}
+
+/* Adds to each part of 4 bytes, from the word on, as often in a round as its number modulo 4 says. */
+int scenario_watchmany(u64 rounds)
+{
+	volatile u32 *parts = (volatile u32 *)&watch_word;
+	u64 wrong = 0;
+
+	for (u64 round = 0; round < rounds; round++)
+		for (u64 part = 0; part < PARTS; part++)
+			for (u64 store = 0; store < part % 4; store++)
+				parts[part]++;
+	for (u64 part = 0; part < PARTS; part++)
+		wrong += parts[part] != rounds * (part % 4);
+	if (wrong) {
+		fail_got("watchmany", "parts", wrong, 0);
+		return 1;
+	}
+	begin_ok("watchmany");
+	put_field(" rounds=", rounds);
 	end_line();
 	return 0;
 }

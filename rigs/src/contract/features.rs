@@ -223,6 +223,8 @@ pub const FEATURES: &[Feature] = &[
             "watch-smp",
             "watch-vector",
             "watch-live",
+            "watch-many",
+            "watch-many-removed",
         ],
     ),
     feature(

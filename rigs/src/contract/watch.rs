@@ -10,16 +10,21 @@ use super::bench::Here;
 use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 
-pub(super) const CASES: [Case; 5] = [
+pub(super) const CASES: [Case; 7] = [
     Case::new("watch", Plants::Chosen, &[1], sequence),
     Case::new("watch-probed", Plants::Each, &[1], probed),
     Case::new("watch-smp", Plants::Chosen, &[2], locked),
     Case::new("watch-vector", Plants::Chosen, &[1], vector),
     Case::new("watch-live", Plants::Chosen, &[1], live),
+    Case::new("watch-many", Plants::Chosen, &[1], many),
+    Case::new("watch-many-removed", Plants::Chosen, &[1], many_removed),
 ];
 
 const WORD: &str = "watch:watch_word:8";
 const LAST_BYTE: &str = "watch:watch_word+0x7:1";
+/// The number of parts of the page with watchpoints of their own, and their length.
+const PARTS: usize = 1000;
+const PART_BYTES: usize = 4;
 const STORE: &str = "kprobe:watch_store";
 /// The function with one instruction of each kind.
 const WRITES: &str = "watch_writes+";
@@ -221,4 +226,55 @@ fn live(here: &Here<'_>) {
     for (_, write) in &all {
         assert_eq!(write.new.0, write.old.0 + 1, "{write:?}");
     }
+}
+
+fn parts() -> Vec<ProbeConfig<EngineAction>> {
+    let offsets = (0..PARTS).map(|part| part * PART_BYTES);
+    let specs = offsets.map(|offset| format!("watch:watch_word+{offset:#x}:{PART_BYTES}"));
+    specs.map(|spec| new(&spec)).collect()
+}
+
+/// A thousand watchpoints on a page, registered at once: each counts the stores to its own bytes.
+fn many(here: &Here<'_>) {
+    const ROUNDS: u64 = 2;
+    let guest = here.guest(&format!("run=watchmany={ROUNDS}")).prepare();
+    let ids = guest.register(&parts());
+    assert_eq!(ids.len(), PARTS);
+    let ran = guest.run();
+    ran.assert_good();
+    for (part, watched) in (0..).zip(parts()) {
+        let probe = ran.probe(&watched.at.to_string());
+        assert_eq!(probe.hits, ROUNDS * (part % 4), "{probe:?}");
+        assert!(probe.missed.is_empty(), "{probe:?}");
+    }
+}
+
+/// A thousand watchpoints are removed at once while the guest writes: no later write is reported.
+fn many_removed(here: &Here<'_>) {
+    const ROUNDS: u64 = 40;
+    const BEFORE: usize = 2000;
+    let guest = here.guest(&format!("run=watchmany={ROUNDS}")).prepare();
+    let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+    let observer = guest.observer.clone();
+    let ids = guest.register(&parts());
+    let ran = thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            observer.wait_for_hits(BEFORE);
+            let paused = control.pause_all();
+            let statuses = ids
+                .iter()
+                .flat_map(|id| engine.inventory().statuses_of(*id));
+            let counted: u64 = statuses.map(|status| status.summary.hits).sum();
+            let removed = engine.unregister(&paused, &ids).expect("removed");
+            assert_eq!(removed, PARTS);
+            counted
+        });
+        let ran = guest.run();
+        let counted = working.join().expect("worked");
+        assert_eq!(ran.observer.hits().len() as u64, counted);
+        let stores = ROUNDS * (0..PARTS as u64).map(|part| part % 4).sum::<u64>();
+        assert!(counted < stores, "{counted} of {stores}");
+        ran
+    });
+    ran.assert_good();
 }
