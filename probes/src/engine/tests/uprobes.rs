@@ -388,3 +388,17 @@ fn written_pages_are_those_of_the_vcpu() {
     assert!(hidden.take_written(writer.index).contains(&page));
     assert!(hidden.take_written(writer.index).is_empty());
 }
+
+#[test]
+fn hardware_raises_the_fault_of_a_program() {
+    let (kernel, at) = one("f", &LOAD);
+    let rig = Rig::new(&kernel, &[]);
+    hide(&rig, gpa(at));
+    let mut vcpu = program_at(&rig, gpa(at));
+    // The program may access its first two megabytes.
+    vcpu.regs.rdi = 0x40_0000;
+    let accesses = &rig.engine.protected_accesses;
+    let outcome = accesses.on_protected_access(&mut vcpu, Gva(gpa(at)));
+    assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
+    assert!(vcpu.injected.is_empty());
+}
