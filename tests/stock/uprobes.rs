@@ -95,8 +95,6 @@ while :; do
     /bin/looping calls
     /disk/looping calls
     for f in /bin/looping /disk/looping; do echo sha $(sum $f); done
-    # Pages move in memory.
-    echo 1 >/proc/sys/vm/compact_memory
     view >/after
     $b cmp /before /after || echo "wrong: view"
     round=$((round + 1))

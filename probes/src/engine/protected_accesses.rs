@@ -124,8 +124,7 @@ impl ProtectedAccesses {
     }
 
     /// Emulates an instruction, and reports its hits. An instruction that faults has not been executed: it hits when the guest executes it
-    /// again. If the page is another's by now, the others must be paused, as
-    /// for an instruction that the emulator does not know.
+    /// again. If the page is another's by now, the others must be paused, as for an instruction that the emulator does not know.
     fn emulate(
         &self,
         vcpu: &mut dyn Vcpu,
