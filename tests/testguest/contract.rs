@@ -105,6 +105,8 @@ tests! {
     watch_probed = "watch-probed",
     watch_smp = "watch-smp",
     watch_live = "watch-live",
+    watch_many = "watch-many",
+    watch_many_removed = "watch-many-removed",
 }
 
 /// Runs a case with each byte that can be planted; bytes for which the host delivers no trap are left out.
