@@ -417,8 +417,8 @@ fn place_in_a_file_that_is_none_is_refused_with_the_notation() {
         assert!(help.expect("help").contains("/proc/PID/maps"));
     }
     assert_eq!(
-        refused("uprobe:/x:ma*").0,
-        "this version has no patterns over the functions of a file"
+        refused("uprobe:/x:ma*+4").0,
+        "a pattern has no offset: the same offset would be inside another instruction in each function"
     );
     assert_eq!(refused("uprobe:/x:0x10+4").0, "an address has no offset");
     assert_eq!(refused("uprobe:/x:12").0, "`12` is not an address");
