@@ -32,6 +32,8 @@ pub struct Machine {
     pub gs: u64,
     /// The privilege level.
     pub privilege_level: u8,
+    /// Whether linear addresses have 57 bits.
+    pub has_57_bits: bool,
     /// The features.
     pub features: Features,
     /// `None` if system instructions have no state to read.
@@ -58,6 +60,7 @@ impl Machine {
             fs: 0,
             gs: 0,
             privilege_level: 3,
+            has_57_bits: false,
             features: Features::ALL,
             system: None,
             star: 0,
@@ -241,6 +244,10 @@ impl Cpu for Machine {
     fn change_system(&mut self, changes: &SystemChanges) -> Result<(), Fault> {
         self.changes = *changes;
         Ok(())
+    }
+
+    fn has_57_bits(&mut self) -> Result<bool, Fault> {
+        Ok(self.has_57_bits)
     }
 
     fn features(&self) -> Features {

@@ -287,6 +287,16 @@ pub trait Cpu {
         Err(Fault::Registers)
     }
 
+    /// Whether linear addresses have 57 bits, as with page tables of five levels. By default they have 48 bits. The emulator asks
+    /// only about an address that is not canonical with 48 bits.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Registers`] when the registers cannot be fetched.
+    fn has_57_bits(&mut self) -> Result<bool, Fault> {
+        Ok(false)
+    }
+
     /// The features of the guest's processor. By default only features of the first 64-bit
     /// processors.
     fn features(&self) -> Features {

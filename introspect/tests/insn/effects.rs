@@ -149,6 +149,45 @@ fn an_address_that_does_not_exist_is_never_asked_for() {
 }
 
 #[test]
+fn addresses_have_57_bits_where_the_page_tables_have_five_levels() {
+    // Where Linux with such tables has all memory.
+    let at = 0xff11_0000_0000_0000;
+    let region = Region {
+        start: at,
+        bytes: vec![7; 8],
+        writable: true,
+    };
+    let with = |has_57_bits| {
+        let mut machine = Machine {
+            has_57_bits,
+            ..kernel()
+        };
+        machine.memory.insert(0, region.clone());
+        machine.with(Gpr::Rbx, at)
+    };
+    let after = with(true).after("inc qword ptr [rbx]", "48 ff 03");
+    assert_eq!(after.quadword(at), 0x0707_0707_0707_0708);
+    let after = with(true).after("jmp rbx", "ff e3");
+    assert_eq!(after.rip, at);
+
+    let expected = |at, access| {
+        Outcome::Fault(Fault::NotCanonical {
+            at: Gva(at),
+            access,
+        })
+    };
+    let refused = with(false).refused("inc qword ptr [rbx]", "48 ff 03");
+    assert_eq!(refused, expected(at, Access::Write));
+    let refused = with(false).refused("jmp rbx", "ff e3");
+    assert_eq!(refused, Outcome::Unsupported(Reason::BranchNotCanonical));
+
+    let beyond = 0x0100_0000_0000_0000;
+    let machine = with(true).with(Gpr::Rbx, beyond);
+    let refused = machine.refused("mov rax, [rbx]", "48 8b 03");
+    assert_eq!(refused, expected(beyond, Access::Read));
+}
+
+#[test]
 fn a_locked_instruction_starts_over_when_it_loses_the_race() {
     let machine = Machine {
         races: 3,

@@ -312,6 +312,10 @@ impl Cpu for VcpuCpu<'_> {
         Ok(())
     }
 
+    fn has_57_bits(&mut self) -> Result<bool, Fault> {
+        Ok(self.state()?.paging.five_levels())
+    }
+
     fn features(&self) -> Features {
         self.features
     }

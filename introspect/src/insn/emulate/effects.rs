@@ -132,7 +132,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     }
 
     fn load(&mut self, at: u64, width: Width, access: Access) -> Result<u64, Stop> {
-        check_canonical(at, width.bytes(), access)?;
+        check_canonical(self.cpu, at, width.bytes(), access)?;
         self.check_alignment(at, width)?;
         let mut bytes = [0; 8];
         self.cpu
@@ -143,7 +143,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Records a write to memory; the commit makes the write. An instruction writes at most once.
     pub(super) fn write(&mut self, at: u64, width: Width, value: u64) -> Result<(), Stop> {
-        check_canonical(at, width.bytes(), Access::Write)?;
+        check_canonical(self.cpu, at, width.bytes(), Access::Write)?;
         self.check_alignment(at, width)?;
         debug_assert!(self.store.is_none(), "{:?} writes twice", self.insn.code());
         let content = Content::Value(value, width);
@@ -162,7 +162,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         count: usize,
     ) -> Result<Vec<u8>, Stop> {
         let mut bytes = vec![0; count * width.bytes()];
-        check_canonical(at, bytes.len(), Access::Read)?;
+        check_canonical(self.cpu, at, bytes.len(), Access::Read)?;
         self.check_alignment(at, width)?;
         self.cpu.read(Gva(at), &mut bytes, Access::Read)?;
         Ok(bytes)
@@ -175,7 +175,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         width: Width,
         bytes: Vec<u8>,
     ) -> Result<(), Stop> {
-        check_canonical(at, bytes.len(), Access::Write)?;
+        check_canonical(self.cpu, at, bytes.len(), Access::Write)?;
         self.check_alignment(at, width)?;
         let content = Content::Bytes(bytes);
         self.store = Some(Store {
@@ -196,7 +196,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Makes the changes.
     pub(super) fn commit(&mut self) -> Result<Commit, Stop> {
-        if !is_canonical(self.rip) {
+        if !is_canonical(self.cpu, self.rip)? {
             return Err(Reason::BranchNotCanonical.into());
         }
         match &self.store {
@@ -242,16 +242,23 @@ fn is_locked(insn: &Instruction) -> bool {
     insn.has_lock_prefix() || insn.mnemonic() == Mnemonic::Xchg
 }
 
-/// Canonical with 48 bits of address: in a guest with 57 bits, the rare address in between is
-/// stepped.
-pub(super) fn is_canonical(at: u64) -> bool {
-    let upper = at.cast_signed() >> 47;
-    upper == 0 || upper == -1
+/// Whether the upper bits of `at` are copies of the highest bit in use.
+pub(super) fn is_canonical<C: Cpu + ?Sized>(cpu: &mut C, at: u64) -> Result<bool, Fault> {
+    let is_canonical = |bits: u32| {
+        let upper = at.cast_signed() >> (bits - 1);
+        upper == 0 || upper == -1
+    };
+    Ok(is_canonical(48) || (is_canonical(57) && cpu.has_57_bits()?))
 }
 
-fn check_canonical(at: u64, bytes: usize, access: Access) -> Result<(), Stop> {
+fn check_canonical<C: Cpu + ?Sized>(
+    cpu: &mut C,
+    at: u64,
+    bytes: usize,
+    access: Access,
+) -> Result<(), Stop> {
     let last = at.wrapping_add(bytes as u64 - 1);
-    if is_canonical(at) && is_canonical(last) {
+    if is_canonical(cpu, at)? && is_canonical(cpu, last)? {
         Ok(())
     } else {
         Err(Fault::NotCanonical {

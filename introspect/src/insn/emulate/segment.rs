@@ -72,7 +72,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             with_base_instructions(cpu)?;
             let width = operand_width(cpu.insn, 0)?;
             let base = cpu.operand(0, width)?;
-            if !is_canonical(base) {
+            if !is_canonical(cpu.cpu, base)? {
                 return Err(Reason::Segment.into());
             }
             let mut changes = SystemChanges::default();
