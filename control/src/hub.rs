@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use events::{Event, EventSink, GuestMembers, GuestString, Param, ProgramFrame, StackFrame, Typed};
+use events::{
+    Event, EventSink, Field, FieldValue, GuestMembers, GuestString, Param, ProgramFrame,
+    StackFrame, Typed,
+};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -141,7 +144,11 @@ fn bytes(event: &Event) -> usize {
         Event::Hit(hit) => {
             let params = hit.params.iter().flatten();
             let program = of_program(hit.program_stack.as_deref());
-            program + of_stack(hit.stack.as_deref()) + params.map(of_param).sum::<usize>()
+            let fields = hit.fields.iter().flat_map(|fields| &fields.0);
+            program
+                + of_stack(hit.stack.as_deref())
+                + params.map(of_param).sum::<usize>()
+                + fields.map(of_field).sum::<usize>()
         }
         Event::Return(ret) => {
             let program = of_program(ret.program_stack.as_deref());
@@ -164,6 +171,16 @@ fn bytes(event: &Event) -> usize {
 /// A parameter or member.
 fn of_param(param: &Param) -> usize {
     size_of_val(param) + of_value(&param.typed)
+}
+
+/// A field of a record.
+fn of_field(field: &Field) -> usize {
+    let value = match &field.value {
+        FieldValue::Text(text) => text.len(),
+        FieldValue::List(list) => size_of_val(&**list),
+        FieldValue::Number(_) | FieldValue::Unknown => 0,
+    };
+    size_of_val(field) + value
 }
 
 /// The heap data of a value.

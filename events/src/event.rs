@@ -11,6 +11,7 @@ use manifest::GuestEnd;
 use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
+use crate::fields::Fields;
 use crate::hex::Hex;
 use crate::stack::{Frame, ProgramFrame, StackFrame, VcpuStack};
 use crate::task::Task;
@@ -75,6 +76,9 @@ pub struct Hit {
     /// At the entry of a function with known types: the parameters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub params: Option<Vec<Param>>,
+    /// At a tracepoint: the fields of the record that the guest's ftrace would write, by their names, in the order of the record.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub fields: Option<Fields>,
     /// The number of followed calls around it on the same stack: of probes on returns, calls that have not returned. Absent if 0.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub depth: usize,

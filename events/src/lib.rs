@@ -4,6 +4,7 @@
 
 mod errno;
 mod event;
+mod fields;
 mod hex;
 pub mod judge;
 mod probe_id;
@@ -19,6 +20,7 @@ pub use event::{
     AwaitsModule, Crash, DataWrite, Event, EventSink, GuestSummary, Hit, LogEnd, NotLoaded, Note,
     ProbeState, ProbeSummary, Registers, Return, Summary, Tier,
 };
+pub use fields::{Field, FieldValue, Fields};
 pub use hex::Hex;
 pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;

@@ -181,30 +181,34 @@ pub struct Param {
     pub typed: Typed,
 }
 
-/// Integers by the ends of their names: bits are in hexadecimal, and permissions in octal.
 impl std::fmt::Display for Param {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        const BITS: [&str; 5] = ["flags", "mask", "prot", "addr", "events"];
-        const PERMISSIONS: [&str; 2] = ["mode", "umask"];
-        let is_called = |ends: &[&str]| ends.iter().any(|end| self.name.ends_with(end));
         match &self.typed {
             Typed {
                 value: Some(Number::Integer(value)),
                 means: None,
                 error: None,
                 string: None,
+                members: None,
                 ..
-            } if *value > 0 && is_called(&PERMISSIONS) => write!(f, "{}=0{value:o}", self.name),
-            Typed {
-                value: Some(Number::Integer(value)),
-                means: None,
-                error: None,
-                string: None,
-                ..
-            } if *value > 9 && is_called(&BITS) => write!(f, "{}={value:#x}", self.name),
+            } => write!(f, "{}={}", self.name, of_name(&self.name, *value)),
             typed => write!(f, "{}={typed}", self.name),
         }
     }
+}
+
+/// An integer, by the end of its name: bits are in hexadecimal, and permissions in octal.
+pub(crate) fn of_name(name: &str, value: i64) -> String {
+    const BITS: [&str; 5] = ["flags", "mask", "prot", "addr", "events"];
+    const PERMISSIONS: [&str; 2] = ["mode", "umask"];
+    let is_called = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    if value > 0 && is_called(&PERMISSIONS) {
+        return format!("0{value:o}");
+    }
+    if value > 9 && is_called(&BITS) {
+        return format!("{value:#x}");
+    }
+    value.to_string()
 }
 
 #[cfg(test)]

@@ -56,5 +56,5 @@ macro_rules! targets_without_seeds {
 }
 
 targets_without_seeds! {
-    boot_image btf debug_info devices emulator kallsyms link_frames module_list patch_sites ring
+    boot_image btf debug_info devices emulator kallsyms link_frames module_list patch_sites ring tracepoint
 }

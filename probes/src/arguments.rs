@@ -13,7 +13,7 @@
 //! At a tracepoint, no code has computed the arguments: see [`introspect::tracepoints`].
 
 use address::Gva;
-use introspect::insn::Gpr;
+use introspect::insn::{Features, Gpr};
 use introspect::tracepoints::{ArgumentBlock, NoArguments, Snapshot};
 use manifest::ProbeKind;
 use text::general_register;
@@ -98,16 +98,26 @@ fn of_caller(hit: &mut HitContext<'_>) -> Result<[u64; 6], AccessError> {
 }
 
 fn of_block(hit: &mut HitContext<'_>, block: &ArgumentBlock) -> Result<[u64; 6], Unread> {
-    let state = hit.state();
-    let state = state.map_err(|error| Unread::Caller(error.into()))?;
-    let gs = state.registers.system.segments.gs.base;
-    let snapshot = Snapshot {
+    let snapshot = snapshot(hit, Features::default()).map_err(Unread::Caller)?;
+    let mut read = |at: Gva, buf: &mut [u8]| hit.read(at, buf).is_ok();
+    block.arguments(&snapshot, &mut read).map_err(Unread::Block)
+}
+
+/// The registers at a hit, for the interpreter of code with the `features` of the processor.
+pub(crate) fn snapshot(
+    hit: &mut HitContext<'_>,
+    features: Features,
+) -> Result<Snapshot, AccessError> {
+    let registers = &hit.state()?.registers;
+    let gs = registers.system.segments.gs.base;
+    let has_57_bits = registers.paging.five_levels();
+    Ok(Snapshot {
         gprs: Gpr::ALL.map(|register| general_register(&hit.regs, register)),
         rflags: hit.regs.rflags,
         gs,
-    };
-    let mut read = |at: Gva, buf: &mut [u8]| hit.read(at, buf).is_ok();
-    block.arguments(&snapshot, &mut read).map_err(Unread::Block)
+        has_57_bits,
+        features,
+    })
 }
 
 /// Registers with `arguments` where a function has its own.

@@ -19,6 +19,7 @@ mod registry;
 mod resolve;
 mod returns;
 mod session;
+mod tracepoint_record;
 
 pub use arguments::ArgumentSource;
 pub use engine::{

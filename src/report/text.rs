@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use events::{DataWrite, Event, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task};
+use events::{
+    DataWrite, Event, Field, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task,
+};
 use manifest::ProbeKind;
 
 use super::edge::Edge;
@@ -56,9 +58,10 @@ impl Formatter {
         self.style.width = self.edge.columns(Instant::now());
         match event {
             Event::Hit(hit) => {
-                let params: Vec<String> = match &hit.params {
-                    Some(params) => params.iter().map(Param::to_string).collect(),
-                    None => hit.args.iter().map(Hex::to_string).collect(),
+                let params: Vec<String> = match (&hit.fields, &hit.params) {
+                    (Some(fields), _) => fields.0.iter().map(Field::to_string).collect(),
+                    (None, Some(params)) => params.iter().map(Param::to_string).collect(),
+                    (None, None) => hit.args.iter().map(Hex::to_string).collect(),
                 };
                 let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
                 let depth = hit.depth;

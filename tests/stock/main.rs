@@ -33,6 +33,7 @@ mod sleeping;
 mod stacks;
 mod syscalls;
 mod tasks;
+mod tracepoint_fields;
 mod tracepoints;
 mod turns;
 mod typed;

@@ -1,6 +1,6 @@
 //! Tracepoints that modules define or pass, compared with the guest's own tracing of the same passages.
 
-use events::{Number, ProbeState};
+use events::{FieldValue, Hit, Number, ProbeState};
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
@@ -57,6 +57,13 @@ const TWICE: [&str; 2] = ["first", "second"];
 /// The kernel of sid does not end a workqueue of the disk, without a probe either: no disk comes a second time.
 const ONCE: [&str; 1] = ["first"];
 
+/// The field `name` of a tracepoint's record.
+fn field<'h>(hit: &'h Hit, name: &str) -> &'h FieldValue {
+    let fields = hit.fields.as_ref();
+    let field = fields.and_then(|fields| fields.get(name));
+    field.unwrap_or_else(|| panic!("{name}: {hit:#?}"))
+}
+
 fn check(image: &str, rounds: &[&str], has_types: bool) {
     let stock = Stock::fetch(image);
     let script = SCRIPT.replace("ROUNDS", &rounds.join(" "));
@@ -104,6 +111,19 @@ fn check(image: &str, rounds: &[&str], has_types: bool) {
         assert!(first.symbol.ends_with(" [scsi_mod]"), "{}", first.symbol);
     }
 
+    // The bytes of the command are behind the fields of the module's event.
+    for hit in of(&hits, START) {
+        let len = match field(hit, "cmd_len") {
+            FieldValue::Number(Number::Integer(len)) => *len,
+            other => panic!("{other:?}"),
+        };
+        let bytes = match field(hit, "cmnd") {
+            FieldValue::List(bytes) => bytes.len(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(usize::try_from(len), Ok(bytes), "{hit:#?}");
+    }
+
     // A tracepoint of the kernel in a module.
     let deleted = of(&hits, DELETE);
     assert!(!deleted.is_empty(), "{}", ran.report());
@@ -111,6 +131,12 @@ fn check(image: &str, rounds: &[&str], has_types: bool) {
         deleted.len(),
         usize::try_from(number(&ran, "deleted ")).expect("a count")
     );
+    // The address of the bridge in front of the second change.
+    let address = [2, 0, 0, 0, 0, 1].map(Number::Integer).to_vec();
+    let address = FieldValue::List(address);
+    assert!(deleted.iter().any(|hit| *field(hit, "addr") == address));
+    let bridge = FieldValue::Text("br0".to_owned());
+    assert!(deleted.iter().all(|hit| *field(hit, "br_dev") == bridge));
     let site = &*deleted[0].probe;
     assert!(site.contains("@bridge:"), "{site}");
     let deletes = probe(&summary, site);

@@ -34,6 +34,7 @@ fn hit(probe: &str, second: u64) -> Event {
         write: None,
         task: None,
         params: None,
+        fields: None,
         depth: 0,
         stack: None,
         stack_incomplete: None,

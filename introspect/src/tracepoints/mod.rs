@@ -6,14 +6,26 @@
 
 mod block;
 mod calls;
+mod field_type;
+mod interpreter;
 mod labels;
 mod layout;
 mod module;
+mod record_layout;
+mod record_values;
+mod record_writer;
+mod scratch;
+#[cfg(test)]
+mod synthetic;
 mod table;
 
-pub use block::{ArgumentBlock, NoArguments, Snapshot};
+pub use block::{ArgumentBlock, NoArguments};
 pub use calls::{ReadCode, TracepointCall};
+pub use interpreter::{Snapshot, Uninterpreted};
 pub use labels::TracepointSite;
 pub use layout::TracepointVariable;
-pub use module::{ModuleTables, ModuleTracepoints, TableAt};
+pub use module::{DefinedTracepoint, ModuleTables, ModuleTracepoints, TableAt};
+pub use record_layout::{NoLayout, RecordField, RecordLayout};
+pub use record_values::{FieldValue, Integer};
+pub use record_writer::{NoRecord, RecordWriter};
 pub use table::{Tracepoint, Tracepoints};

@@ -53,11 +53,20 @@ pub struct ModuleTables {
     pub static_calls: TableAt,
 }
 
+/// A tracepoint that a module defines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DefinedTracepoint {
+    /// The `trace_event_call` of the event.
+    pub event: Gva,
+    /// The tracepoint's variable.
+    pub variable: TracepointVariable,
+}
+
 /// The tracepoints of a module, and the jump labels in its code.
 #[derive(Clone, Debug, Default)]
 pub struct ModuleTracepoints {
     /// By group and name: `nbd:nbd_send_request`.
-    defined: BTreeMap<String, TracepointVariable>,
+    defined: BTreeMap<String, DefinedTracepoint>,
     labels: Labels,
     /// The keys of the static calls, by the addresses of the calls.
     static_calls: BTreeMap<Gva, Gva>,
@@ -86,9 +95,9 @@ impl ModuleTracepoints {
     }
 
     /// The tracepoints that the module defines, with their groups and names.
-    pub fn defined(&self) -> impl Iterator<Item = (&str, &TracepointVariable)> {
+    pub fn defined(&self) -> impl Iterator<Item = (&str, &DefinedTracepoint)> {
         let defined = self.defined.iter();
-        defined.map(|(name, variable)| (name.as_str(), variable))
+        defined.map(|(name, tracepoint)| (name.as_str(), tracepoint))
     }
 
     /// The places in the module's code where the kernel passes the tracepoint, in the order of their addresses. `read` reads code, with the
@@ -118,7 +127,7 @@ fn defined(
     layout: &Layout,
     image: ImageReader<'_>,
     tables: &ModuleTables,
-) -> BTreeMap<String, TracepointVariable> {
+) -> BTreeMap<String, DefinedTracepoint> {
     let TableAt { start, count } = tables.tracepoints;
     let distances = (0..count.min(MAX_EVENTS)).map(|number| number * DISTANCE_BYTES);
     let tracepoints = distances.filter_map(|at| near(image, start.wrapping_add(at)));
@@ -130,7 +139,9 @@ fn defined(
         // Another event has another pointer there.
         tracepoints.contains(&at).then_some(())?;
         let (group, name) = (layout.group_of(image, event)?, layout.name_of(image, at)?);
-        Some((format!("{group}:{name}"), layout.variable(image, at)))
+        let variable = layout.variable(image, at);
+        let tracepoint = DefinedTracepoint { event, variable };
+        Some((format!("{group}:{name}"), tracepoint))
     };
     (0..count.min(MAX_EVENTS)).filter_map(event).collect()
 }
@@ -145,9 +156,9 @@ fn static_calls(image: ImageReader<'_>, table: TableAt) -> BTreeMap<Gva, Gva> {
 }
 
 /// The kernel in the guest's memory, by the kernel's page tables.
-struct Mapped<'m> {
-    memory: &'m dyn PhysMemory,
-    paging: &'m PagingState,
+pub(super) struct Mapped<'m> {
+    pub(super) memory: &'m dyn PhysMemory,
+    pub(super) paging: &'m PagingState,
 }
 
 impl ImageSource for Mapped<'_> {
@@ -265,9 +276,11 @@ mod tests {
         let memory = memory();
         let found = read(&memory, &tables());
         let defined: Vec<_> = found.defined().collect();
-        let [(name, variable)] = defined[..] else {
+        let [(name, tracepoint)] = defined[..] else {
             panic!("{defined:?}")
         };
+        let variable = &tracepoint.variable;
+        assert_eq!(tracepoint.event, Gva(EVENT));
         assert_eq!((name, variable.key), ("nbd:nbd_sent", Gva(KEY)));
         assert_eq!(variable.funcs, Gva(TRACEPOINT + 64));
         let sites = found.sites(variable, &mut code(&memory), &mut 100);
@@ -282,10 +295,10 @@ mod tests {
     fn labels_of_another_tracepoint_are_none_of_this() {
         let memory = memory();
         let found = read(&memory, &tables());
-        let (_, variable) = found.defined().next().expect("one");
+        let (_, tracepoint) = found.defined().next().expect("one");
         let other = TracepointVariable {
             key: Gva(KEY + 0x100),
-            ..*variable
+            ..tracepoint.variable
         };
         assert_eq!(found.sites(&other, &mut code(&memory), &mut 100), []);
     }

@@ -15,6 +15,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use address::Gva;
+
 use super::TracepointSite;
 use super::labels::{ENTRY_BYTES, Labels, labels};
 use super::layout::{Layout, TracepointVariable, is_name};
@@ -36,6 +38,8 @@ const MAX_INSTRUCTIONS: usize = 1 << 22;
 pub struct Tracepoint {
     /// The name without the group: `sched_switch`.
     pub name: Arc<str>,
+    /// The `trace_event_call` of the event.
+    pub event: Gva,
     /// The tracepoint's variable.
     pub variable: TracepointVariable,
     /// In the order of their addresses. Shared, because a broken file may have many events for a tracepoint.
@@ -104,12 +108,20 @@ fn events(
             let sites = passages(source, &variable, &labels, &mut left);
             Tracepoint {
                 name: name.as_str().into(),
+                event,
                 variable,
                 questions: labels.len() - sites.len(),
                 sites,
             }
         });
-        named.insert(format!("{group}:{name}"), tracepoint.clone());
+        let tracepoint = tracepoint.clone();
+        named.insert(
+            format!("{group}:{name}"),
+            Tracepoint {
+                event,
+                ..tracepoint
+            },
+        );
     }
     named
 }
@@ -146,11 +158,10 @@ fn all_labels(image: ImageReader<'_>, symbols: &SymbolTable) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use address::Gva;
-
     use super::*;
+    use crate::SymbolTableBuilder;
     use crate::btf::synthetic::Blob;
-    use crate::{NotInImage, SymbolTableBuilder};
+    use crate::tracepoints::synthetic::Image;
 
     const BASE: u64 = 0xffff_ffff_8200_0000;
     const CALL: u64 = 0x100;
@@ -159,40 +170,6 @@ mod tests {
     const JUMP_TABLE: u64 = 0x400;
     const SITES: [u64; 2] = [0x900, 0x800];
     const TRAMPOLINE: u64 = 0xc80;
-
-    /// Memory from [`BASE`] on.
-    struct Image(Vec<u8>);
-
-    impl Image {
-        fn put(&mut self, at: u64, bytes: &[u8]) {
-            let at = usize::try_from(at).expect("small");
-            self.0[at..at + bytes.len()].copy_from_slice(bytes);
-        }
-
-        fn pointer(&mut self, at: u64, to: u64) {
-            self.put(at, &(BASE + to).to_le_bytes());
-        }
-
-        fn near(&mut self, at: u64, to: u64) {
-            let distance = i32::try_from(to.cast_signed() - at.cast_signed()).expect("near");
-            self.put(at, &distance.to_le_bytes());
-        }
-    }
-
-    impl ImageSource for Image {
-        fn read_linked(&self, address: Gva, buf: &mut [u8]) -> Result<(), NotInImage> {
-            let found = address.offset_from(Gva(BASE)).and_then(|at| {
-                let at = usize::try_from(at).ok()?;
-                self.0.get(at..at.checked_add(buf.len())?)
-            });
-            let missing = NotInImage {
-                address,
-                len: buf.len(),
-            };
-            buf.copy_from_slice(found.ok_or(missing)?);
-            Ok(())
-        }
-    }
 
     /// The types of a kernel whose tracepoints have `key`, `funcs` and these members.
     fn types_with(members: &[(&str, u32)]) -> Btf {
@@ -225,7 +202,7 @@ mod tests {
 
     /// Two events, one without a tracepoint, and three jump labels, of which two have the tracepoint's key; with a change.
     fn read_changed(types: &Btf, change: impl FnOnce(&mut Image)) -> Tracepoints {
-        let mut image = Image(vec![0; 0x1000]);
+        let mut image = Image::zeroed(Gva(BASE), 0x1000);
         image.pointer(0, CALL);
         image.pointer(8, CALL + 0x40);
         image.pointer(CALL + 16, CLASS);
@@ -266,6 +243,7 @@ mod tests {
         );
         let found = all.get("sched:sched_switch").expect("there");
         assert_eq!(&*found.name, "sched_switch");
+        assert_eq!(found.event, Gva(BASE + CALL));
         assert_eq!(found.variable.funcs, Gva(BASE + TRACEPOINT + 40));
         let site = |at| TracepointSite {
             at: Gva(BASE + at),
@@ -331,6 +309,9 @@ mod tests {
             sites("sched:sched_switch"),
             sites("other:sched_switch")
         ));
+        let event = |name| all.get(name).expect("there").event;
+        assert_eq!(event("sched:sched_switch"), Gva(BASE + CALL));
+        assert_eq!(event("other:sched_switch"), Gva(BASE + CALL + 0x40));
     }
 
     #[test]

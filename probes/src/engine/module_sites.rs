@@ -8,11 +8,16 @@ use manifest::ProbeSpec;
 
 use crate::engine::module_tracepoints;
 use crate::engine::running::Running;
-use crate::engine::typed::{signature_in_module, signature_of_tracepoint};
+use crate::engine::typed::{shows_types, signature_in_module, signature_of_tracepoint};
 use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::registry::Probe;
-use crate::resolve::module_tracepoints::{PassedTracepoint, in_module as tracepoints_in_module};
+use crate::resolve::module_tracepoints::{
+    ModuleSite, PassedTracepoint, in_module as tracepoints_in_module,
+};
 use crate::resolve::{Place, Refusal, ResolveProblem, in_module};
+use crate::tracepoint_record::{
+    RecordAtSite, TracepointRecord, layout_in_kernel, layout_in_module,
+};
 
 /// The types of the module with the `struct module` at the address, or of the kernel.
 pub(crate) type TypesOf<'m> = &'m dyn Fn(Option<Gva>) -> Option<Btf>;
@@ -24,6 +29,8 @@ pub(crate) struct FoundSite {
     pub(crate) name: Arc<str>,
     pub(crate) place: Result<Place, Refusal>,
     pub(crate) signature: Option<Arc<Signature>>,
+    /// For a tracepoint: the record, if hits show its fields.
+    pub(crate) record: Option<RecordAtSite>,
     /// The specification of a match alone; `None` if its name is no specification.
     pub(crate) spec: Option<ProbeSpec>,
 }
@@ -33,6 +40,7 @@ pub(crate) struct ModuleSites<'m> {
     code: ModuleCode<'m>,
     symbols: TextSymbols<'m>,
     passed: Vec<PassedTracepoint>,
+    running: &'m Running,
     types: TypesOf<'m>,
 }
 
@@ -48,6 +56,7 @@ impl<'m> ModuleSites<'m> {
                 Some(_) => module_tracepoints::passed(running),
                 None => Vec::new(),
             },
+            running,
             types,
         }
     }
@@ -75,6 +84,7 @@ impl<'m> ModuleSites<'m> {
                         || (self.types)(site.tracepoint.module),
                         &site.tracepoint.name,
                     ),
+                    record: self.record(probe, &site),
                     spec: format!("tracepoint:{}", site.tracepoint.name).parse().ok(),
                     place: site.resolved.place,
                 });
@@ -84,6 +94,7 @@ impl<'m> ModuleSites<'m> {
                 let found = in_module(self.code.module, &self.code, &self.symbols, spec)?;
                 let found = found.into_iter().map(|found| FoundSite {
                     signature: self.signature(probe, &found.place),
+                    record: None,
                     spec: found.name.parse().ok(),
                     name: found.name,
                     place: found.place,
@@ -91,6 +102,26 @@ impl<'m> ModuleSites<'m> {
                 Ok(found.collect())
             }
         }
+    }
+
+    /// The record of the tracepoint at `site`, if hits of `probe` show its fields.
+    fn record(&self, probe: &Probe, site: &ModuleSite<'_>) -> Option<RecordAtSite> {
+        let place = site.resolved.place.as_ref().ok()?;
+        shows_types(&probe.purpose).then_some(())?;
+        let Running {
+            kernel,
+            planter,
+            abilities,
+            ..
+        } = self.running;
+        let (slide, paging) = (self.running.slide()?, self.running.modules.paging()?);
+        let layout = match site.tracepoint.module {
+            None => layout_in_kernel(kernel, &site.tracepoint.name).map(|it| it.rebased(slide)),
+            Some(_) => layout_in_module(kernel, planter, &paging, site.tracepoint.event),
+        };
+        Some(layout.and_then(|layout| {
+            TracepointRecord::at(kernel, layout, place, slide, abilities.features)
+        }))
     }
 
     fn signature(&self, probe: &Probe, place: &Result<Place, Refusal>) -> Option<Arc<Signature>> {

@@ -28,15 +28,17 @@ pub(crate) fn passed(running: &Running) -> Vec<PassedTracepoint> {
         let without_site = known.iter().filter(|(_, found)| found.sites.is_empty());
         all.extend(without_site.map(|(name, found)| PassedTracepoint {
             name: name.to_owned(),
+            event: found.event,
             variable: found.variable.rebased(slide),
             module: None,
         }));
     }
     for module in running.modules.lock().values() {
         let defined = module.tracepoints().into_iter().flat_map(|it| it.defined());
-        all.extend(defined.map(|(name, variable)| PassedTracepoint {
+        all.extend(defined.map(|(name, tracepoint)| PassedTracepoint {
             name: name.to_owned(),
-            variable: *variable,
+            event: tracepoint.event,
+            variable: tracepoint.variable,
             module: Some(module.address()),
         }));
     }

@@ -257,6 +257,7 @@ impl ModuleWatch {
             match sites.of(probe, spec) {
                 Err(problem) if is_expected(probe.status.state(), &problem) => {
                     probe.set_signature(None);
+                    probe.set_record(None);
                 }
                 Err(problem) => {
                     let spec = spec.to_string();
@@ -315,6 +316,7 @@ impl ModuleWatch {
     /// Binds `probe` to its site.
     fn place(&self, probe: &Probe, found: FoundSite) {
         probe.set_signature(found.signature);
+        probe.set_record(found.record);
         match found.place {
             Ok(place) => {
                 probe.set_place(Some(place));
@@ -327,6 +329,7 @@ impl ModuleWatch {
     fn lose_place(&self, probe: &Arc<Probe>) {
         probe.set_place(None);
         probe.set_signature(None);
+        probe.set_record(None);
         probe.status.set_state(ProbeState::Gone, None);
     }
 

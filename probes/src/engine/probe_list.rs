@@ -24,6 +24,7 @@ use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
 use crate::resolve::{ProbeNumber, ProgramProblem, Resolved, WatchProblem, resolve};
+use crate::tracepoint_record::{RecordAtSite, TracepointRecord, tracepoint_of};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
@@ -152,6 +153,7 @@ impl ProbeList {
                     .filtered(filter.clone())
                     .showing(arguments, *stack);
                 probe.set_signature(signature);
+                probe.set_record(self.record_for(&probe));
                 self.running.prepare(&probe);
                 if let Some(text) = remark.take() {
                     self.reporter.note(Some(&probe), text);
@@ -177,6 +179,23 @@ impl ProbeList {
         Ok(probes)
     }
 
+    /// The record of the tracepoint of `probe` in the kernel proper, if hits show its fields.
+    fn record_for(&self, probe: &Probe) -> Option<RecordAtSite> {
+        let place = probe.place()?;
+        let is_tracepoint = matches!(place.arguments, ArgumentSource::Block { .. });
+        (is_tracepoint && shows_types(&probe.purpose)).then_some(())?;
+        let name = tracepoint_of(&probe.name)?;
+        let Running {
+            kernel, abilities, ..
+        } = &*self.running;
+        Some(TracepointRecord::in_kernel(
+            kernel,
+            name,
+            &place,
+            abilities.features,
+        ))
+    }
+
     /// Notes once that the kernel has no types, if one of `probes` would show them.
     fn note_missing_types(&self, probes: &[Arc<Probe>]) {
         if !probes.iter().any(|probe| shows_types(&probe.purpose)) {
@@ -196,6 +215,7 @@ impl ProbeList {
             .note(Some(probe), format!("cannot be armed: {reason}"));
         probe.status.set_state(ProbeState::Refused, Some(reason));
         probe.set_signature(None);
+        probe.set_record(None);
         self.count_interest(probe);
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::{DataWrite, ProbeState, Task};
+use events::{DataWrite, Fields, ProbeState, Task};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
@@ -327,9 +327,11 @@ impl Records {
         let signature = probe.signature();
         let arguments = arguments.at(hit);
         let read = arguments.outside_registers();
+        let fields = self.fields(hit, probe, arguments);
         if signature.is_none() && !probe.has_stack && self.running.kernel.tasks().is_none() {
             return Ok(Meaning {
                 arguments: read,
+                fields,
                 ..Meaning::default()
             });
         }
@@ -354,11 +356,40 @@ impl Records {
         Ok(Meaning {
             task,
             params: signature.as_ref().map(params),
+            fields,
             arguments: read,
             write: None,
             in_program: None,
             stack,
         })
+    }
+
+    /// The fields of a tracepoint's record. If the arguments are not known, a note has said so, and there are no fields.
+    fn fields(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        arguments: FoundArguments,
+    ) -> Option<Fields> {
+        let record = probe.record();
+        let record = record.as_deref()?;
+        let FoundArguments::Read(_) = arguments else {
+            return None;
+        };
+        let fields = match record {
+            Ok(record) => record.fields(hit),
+            Err(why) => Err(why.clone()),
+        };
+        match fields {
+            Ok(fields) => Some(fields),
+            Err(why) => {
+                if probe.is_first_without_fields() {
+                    let text = format!("hits have arguments, and no fields: {why}");
+                    self.reporter.note(Some(probe), text);
+                }
+                None
+            }
+        }
     }
 
     /// The task at a hit, and with `has_stack` the stack from `regs` on.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use events::{DataWrite, Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
+use events::{DataWrite, Event, EventSink, Fields, Hex, Hit, Note, Param, Registers, Return, Task};
 
 use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
@@ -16,6 +16,8 @@ pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
     /// At the entry of a function or system call, and at a tracepoint, with known types.
     pub(crate) params: Option<Vec<Param>>,
+    /// At a tracepoint: the fields of its record.
+    pub(crate) fields: Option<Fields>,
     /// For a probe with stacks.
     pub(crate) stack: Option<Stack>,
     /// The arguments of a system call or tracepoint, which are not in the vCPU's registers.
@@ -89,6 +91,7 @@ impl Reporter {
             regs,
             task: meaning.task,
             params: meaning.params,
+            fields: meaning.fields,
             stack,
             stack_incomplete,
             program_stack: program.frames,

@@ -17,6 +17,7 @@ use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell,
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
 use crate::resolve::{Place, Via};
+use crate::tracepoint_record::RecordAtSite;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
 #[derive(Debug)]
@@ -34,6 +35,10 @@ pub(crate) struct Probe {
     pub(crate) arguments: ArgumentSource,
     /// Whether the arguments of a hit could not be read once, and a note has said so.
     unread: AtomicBool,
+    /// For a tracepoint: the record, if the probe shows its fields. For a probe in a module, it comes with the place.
+    record: ArcSwapOption<RecordAtSite>,
+    /// Whether the fields of a hit could not be computed once, and a note has said so.
+    without_fields: AtomicBool,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -79,6 +84,8 @@ impl Probe {
             has_stack: false,
             arguments: ArgumentSource::Registers,
             unread: AtomicBool::new(false),
+            record: ArcSwapOption::empty(),
+            without_fields: AtomicBool::new(false),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             in_program: None,
@@ -130,6 +137,20 @@ impl Probe {
     /// Whether this is the first hit whose arguments cannot be read.
     pub(crate) fn is_first_unread(&self) -> bool {
         !self.unread.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn record(&self) -> Guard<Option<Arc<RecordAtSite>>> {
+        self.record.load()
+    }
+
+    /// Sets the record of the tracepoint: hits show its fields.
+    pub(crate) fn set_record(&self, record: Option<RecordAtSite>) {
+        self.record.store(record.map(Arc::new));
+    }
+
+    /// Whether this is the first hit whose fields cannot be computed.
+    pub(crate) fn is_first_without_fields(&self) -> bool {
+        !self.without_fields.swap(true, Ordering::Relaxed)
     }
 
     /// Sets the types of the function: hits and returns show them.

@@ -22,6 +22,8 @@ const MAX_INSTRUCTIONS: usize = 1 << 20;
 pub(crate) struct PassedTracepoint {
     /// The group and the name.
     pub(crate) name: String,
+    /// The `trace_event_call`, for the kernel proper at its link-time address.
+    pub(crate) event: Gva,
     pub(crate) variable: TracepointVariable,
     /// The address of the `struct module` of the module that defines the tracepoint; `None` for the kernel proper.
     pub(crate) module: Option<Gva>,

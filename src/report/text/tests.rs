@@ -1,8 +1,8 @@
 //! Lines of text for events.
 
 use events::{
-    FrameSource, GuestString, GuestSummary, Hex, Hit, InlinedCall, Number, Param, ProgramFrame,
-    Registers, Return, Summary, Typed,
+    Field, FieldValue, Fields, FrameSource, GuestString, GuestSummary, Hex, Hit, InlinedCall,
+    Number, Param, ProgramFrame, Registers, Return, Summary, Typed,
 };
 use manifest::GuestEnd;
 
@@ -57,6 +57,7 @@ fn hit(probe: &str, symbol: &str) -> Event {
         write: None,
         task: None,
         params: None,
+        fields: None,
         depth: 0,
         stack: None,
         stack_incomplete: None,
@@ -86,6 +87,40 @@ fn hits_without_types_have_the_registers_of_arguments() {
         "   1.234567  cpu0   vfs_open(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
          \u{20}  1.234567  cpu0   a+0x5 [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
          \u{20}  1.234567  cpu0   b [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n"
+    );
+}
+
+#[test]
+fn fields_of_a_tracepoint_replace_the_arguments() {
+    let Event::Hit(plain) = hit("tracepoint:sched:sched_switch", "__schedule+0x1f0") else {
+        unreachable!("a hit")
+    };
+    let field = |name: &str, value| Field {
+        name: name.into(),
+        value,
+    };
+    let fields = vec![
+        field("prev_comm", FieldValue::Text("swapper/0".to_owned())),
+        field("prev_pid", FieldValue::Number(Number::Integer(0))),
+    ];
+    let params = vec![Param {
+        name: "prev".into(),
+        typed: Typed::without_value("struct task_struct *".into()),
+    }];
+    let with_fields = Event::Hit(Hit {
+        fields: Some(Fields(fields)),
+        params: Some(params.clone()),
+        ..plain.clone()
+    });
+    let without = Event::Hit(Hit {
+        params: Some(params),
+        ..plain
+    });
+    let mut formatter = Formatter::new(Style::plain(), false);
+    assert_eq!(
+        lines(&mut formatter, &[with_fields, without]),
+        "   1.234567  cpu0   sched:sched_switch(prev_comm=\"swapper/0\", prev_pid=0)\n\
+         \u{20}  1.234567  cpu0   sched:sched_switch(prev=…)\n"
     );
 }
 
