@@ -108,9 +108,8 @@ impl ArgumentBlock {
             let decoded = cpu.decode()?;
             let instruction = decoded.instruction();
             let is_call = instruction.is_call_near() || instruction.is_call_near_indirect();
-            // While the guest switches the event on or off, the first byte of the call is an `int3`.
             let is_patched = instruction.mnemonic() == Mnemonic::Int3;
-            if (is_call || is_patched) && cpu.gpr(Gpr::Rdi) == DATA.0 {
+            if cpu.gpr(Gpr::Rdi) == DATA.0 && (is_call || is_patched && cpu.is_patched_call()) {
                 return Ok(cpu);
             }
             cpu.execute(&decoded)?;
@@ -203,14 +202,17 @@ mod tests {
     fn the_call_that_the_guest_patches_is_the_call() {
         let mut code = load_funcs(0);
         // mov rdi, [rax + 8]; mov rsi, rbx; call, whose first byte is an int3
-        code.extend([0x48, 0x8b, 0x78, 8, 0x48, 0x89, 0xde, 0xcc, 0, 0, 0, 0]);
+        code.extend([0x48, 0x8b, 0x78, 8, 0x48, 0x89, 0xde, 0xcc]);
+        let int3 = code.len();
+        code.extend([0, 0, 0, 0]);
         assert_eq!(run(&code, gprs()).expect("known")[0], 0xb0);
-        // Another int3: mov rsi, rbx; int3
+        // As a call, it would lead to no code: the guest's own probe is on another instruction.
+        code[int3..].copy_from_slice(&[0, 0, 0x70, 0]);
+        run(&code, gprs()).expect_err("another int3");
+        // mov rsi, rbx; int3
         let error = run(&[0x48, 0x89, 0xde, 0xcc], gprs()).expect_err("unknown");
-        assert!(
-            error.to_string().contains("cannot emulate `int3`"),
-            "{error}"
-        );
+        let text = error.to_string();
+        assert!(text.contains("cannot emulate `int3`"), "{text}");
     }
 
     #[test]

@@ -118,6 +118,18 @@ impl<'r> Interpreter<'r> {
         instruction(at, self.memory.guest()).ok_or(Uninterpreted::NoCode { at })
     }
 
+    /// Whether the next instruction is a call whose first byte the guest has replaced by an `int3`, while it changes the call: as a call, it leads
+    /// to code.
+    pub(super) fn is_patched_call(&mut self) -> bool {
+        let mut distance = [0; 4];
+        if !self.memory.guest()(self.rip.wrapping_add(1), &mut distance) {
+            return false;
+        }
+        let distance = i64::from(i32::from_le_bytes(distance));
+        let target = self.rip.wrapping_add(5).0.wrapping_add_signed(distance);
+        self.memory.guest()(Gva(target), &mut [0])
+    }
+
     /// Interprets an instruction that [`decode`](Self::decode) has returned.
     ///
     /// # Errors
