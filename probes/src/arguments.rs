@@ -58,9 +58,11 @@ impl ArgumentSource {
     /// The kind of source for a refused probe, which has no site.
     pub(crate) const fn of_kind(kind: ProbeKind) -> Self {
         match kind {
-            ProbeKind::Kprobe | ProbeKind::Kretprobe | ProbeKind::Watch | ProbeKind::Uprobe => {
-                Self::Registers
-            }
+            ProbeKind::Kprobe
+            | ProbeKind::Kretprobe
+            | ProbeKind::Watch
+            | ProbeKind::Uprobe
+            | ProbeKind::Uretprobe => Self::Registers,
             ProbeKind::Syscall | ProbeKind::Retsyscall => Self::Caller,
             ProbeKind::Tracepoint => Self::Block { block: 0, funcs: 0 },
         }

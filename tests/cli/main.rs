@@ -141,12 +141,12 @@ fn help_names_the_exit_codes() {
 fn probes_that_are_none() {
     let folder = Folder::new();
     folder.refuses(
-        &["run", "--kernel", "k", "-p", "uretprobe:main"],
+        &["run", "--kernel", "k", "-p", "usdt:main"],
         2,
         "\
-error: `uretprobe:main` is not a probe
-  caused by: this version has no uretprobe probes
-  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe",
+error: `usdt:main` is not a probe
+  caused by: this version has no usdt probes
+  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe",
     );
     folder.refuses(
         &["run", "--kernel", "k", "-p", "kprob:vfs_read"],

@@ -4,6 +4,7 @@
 
 #![cfg(feature = "test-nested")]
 
+mod allocations;
 mod boot;
 mod breakpoints;
 mod clocks;

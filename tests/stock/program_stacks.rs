@@ -208,7 +208,7 @@ fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
 }
 
 /// The files that the loader maps for `program` on this machine.
-fn libraries(program: &str) -> Vec<PathBuf> {
+pub(crate) fn libraries(program: &str) -> Vec<PathBuf> {
     let listed = Command::new("ldd").arg(program).output().expect("ldd");
     let listed = String::from_utf8(listed.stdout).expect("UTF-8");
     let words = listed.split_whitespace();

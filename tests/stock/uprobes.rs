@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use control::Client;
 use control::api::{AddProbe, AddProbes};
@@ -37,6 +38,26 @@ const ATTACKED: [&str; 7] = [
     "uprobe:/bin/counted:faulting",
     "uprobe:/bin/counted:stepped",
 ];
+/// Functions whose calls all return: one within another, by forks, threads, new programs, copies and handlers of signals; on three pages; with the hardware.
+const RETURNING: [&str; 5] = [
+    "uretprobe:/bin/counted:counted*",
+    "uretprobe:/bin/counted:straddling",
+    "uretprobe:/bin/counted:calling",
+    "uretprobe:/bin/counted:with_bytes",
+    "uretprobe:/bin/counted:stepped",
+];
+/// Calls itself. Its returns are events.
+const SUMMED: &str = "uretprobe:/bin/counted:summed";
+/// Functions that are left in other ways, too: see `guest-images/workload/uprobes-returns.h`.
+const LEFT: [&str; 5] = [
+    "uretprobe:/bin/counted:forking",
+    "uretprobe:/bin/counted:tailing",
+    "uretprobe:/bin/counted:jumping",
+    "uretprobe:/bin/counted:ending",
+    "uretprobe:/bin/counted:vforking",
+];
+/// A probe at returns is added while programs call, and removed.
+const LIVE_RETURN: &str = "uretprobe:/bin/looping:counted";
 /// Probes are added to `counted` of these files, and removed, while programs run.
 const LIVE: [&str; 2] = ["/bin/looping", "/disk/looping"];
 /// Two programs execute their own copies, since before the probe comes.
@@ -148,8 +169,9 @@ impl Guest {
             .probe(COUNTED)
             .probe(IN_COPY)
             .probe(ABSENT)
+            .probe(SUMMED)
             .probe(WITHIN);
-        for spec in ATTACKED {
+        for spec in ATTACKED.into_iter().chain(RETURNING).chain(LEFT) {
             boot = boot.counted(spec);
         }
         let mut running = boot.start();
@@ -177,6 +199,26 @@ impl Guest {
         }
         let removed = self.client.remove_all().expect("removed").probes;
         removed.into_iter().map(|probe| probe.summary).collect()
+    }
+
+    /// Adds a probe at returns while a program calls, and removes it. Each call that was seen has returned, but for those at the removal.
+    fn check_live_return(&mut self) {
+        const ENOUGH: u64 = 20;
+        let added = AddProbes::One(AddProbe::new(LIVE_RETURN));
+        let id = self.client.add(&added).expect("added").ids[0].to_string();
+        let returns = |client: &mut Client| client.stats(&id).expect("stats").probes[0].returns;
+        let begun = Instant::now();
+        while returns(&mut self.client) < Some(ENOUGH) {
+            assert!(!self.running.has_ended(), "the guest has ended");
+            assert!(begun.elapsed() < Duration::from_secs(60), "no returns");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let removed = self.client.remove_all().expect("removed").probes;
+        let removed = &removed[0].summary;
+        let left = removed.hits - removed.returns.expect("a count");
+        let in_flight = removed.in_flight.expect("a count");
+        let missed: u64 = removed.missed.values().sum();
+        assert!(left <= 2 && left == in_flight + missed, "{removed:?}");
     }
 
     /// Waits for two whole rounds from now on.
@@ -219,6 +261,12 @@ fn assert_exact(image: &str, console: &str, probes: &[ProbeSummary]) {
         assert_eq!(found.hits, hits, "{image}: {found:?}");
         assert!(found.missed.is_empty(), "{image}: {found:?}");
     }
+    assert_returns(
+        image,
+        console,
+        probes,
+        [2 * calls, rounds, rounds, rounds, rounds],
+    );
     let copied = probes.iter().find(|probe| probe.probe == COPIED);
     let copied = copied.expect("the probe");
     assert_eq!(copied.hits, 2, "{image}: {copied:?}");
@@ -229,6 +277,58 @@ fn assert_exact(image: &str, console: &str, probes: &[ProbeSummary]) {
         let found = found.expect("the probe");
         assert_eq!(found.state, ProbeState::Pending, "{image}: {found:?}");
         assert_eq!(found.hits, 0, "{image}: {found:?}");
+    }
+}
+
+/// Asserts that each call of the functions has returned, or is counted as missed. `returning` is the number of calls of the first functions.
+fn assert_returns(image: &str, console: &str, probes: &[ProbeSummary], returning: [u64; 5]) {
+    let left = numbers(console, "left");
+    let [summed, forking, tailing, jumping, ending, vforking] = left[..] else {
+        panic!("{console}");
+    };
+    let none = BTreeMap::new();
+    let missed = |why: &str, times| BTreeMap::from([(why.to_owned(), times)]);
+    let mut left_unseen = missed("left-unseen", jumping - 1);
+    left_unseen.extend(missed("abandoned", 1));
+    let returning = RETURNING.into_iter().zip(returning);
+    let all = returning.map(|(name, calls)| (name, calls, calls, none.clone()));
+    let left = [
+        (SUMMED, summed, summed, none.clone()),
+        // The child's return is not that of a call.
+        (LEFT[0], forking, forking, none.clone()),
+        (LEFT[4], vforking, vforking, none.clone()),
+        (LEFT[1], tailing, 0, missed("tail-call", tailing)),
+        // The last call is abandoned when the program ends.
+        (LEFT[2], jumping, 0, left_unseen),
+        (LEFT[3], ending, 0, missed("abandoned", ending)),
+    ];
+    for (name, hits, returns, missed) in all.chain(left) {
+        let found = probes.iter().find(|probe| probe.probe == name);
+        let found = found.expect("the probe");
+        let counted = (found.hits, found.returns, found.in_flight);
+        assert_eq!(
+            counted,
+            (hits, Some(returns), Some(0)),
+            "{image}: {found:?}"
+        );
+        assert_eq!(found.missed, missed, "{image}: {found:?}");
+    }
+}
+
+/// Asserts that the calls of the function that calls itself have returned with their sums, the innermost first.
+fn assert_sums(image: &str, ran: &Ran) {
+    const DEEPEST: u64 = 20;
+    let returns = ran.returns();
+    let summed: Vec<_> = returns.iter().filter(|it| &*it.probe == SUMMED).collect();
+    assert!(!summed.is_empty(), "{image}");
+    let sum = |depth: u64| (1..=DEEPEST - depth).sum::<u64>();
+    let expected = (0..=DEEPEST).rev().map(|depth| (depth, sum(depth)));
+    let expected: Vec<_> = expected.cycle().take(summed.len()).collect();
+    let found = summed.iter().map(|it| (it.depth as u64, it.retval.0));
+    assert_eq!(found.collect::<Vec<_>>(), expected, "{image}");
+    for returned in summed {
+        assert_eq!(&*returned.symbol, "summed+0x0 [/bin/counted]");
+        assert!(returned.task.is_some(), "{returned:?}");
     }
 }
 
@@ -290,6 +390,7 @@ fn check(image: &str, parameters: &'static str) {
             *counts.entry(probe.probe).or_insert(0) += probe.hits;
         }
     }
+    guest.check_live_return();
     guest.wait_for_rounds();
     let kept = guest.client.add(&AddProbes::One(AddProbe::new(KEPT)));
     kept.expect("added");
@@ -328,6 +429,21 @@ fn check(image: &str, parameters: &'static str) {
         assert_eq!(of(&name), count, "{image}: {name}");
         assert_gapless(image, &name, &hits, &loops);
     }
+    assert_sums(image, &ran);
+    let returns = ran.returns();
+    let live = returns.iter().filter(|it| &*it.probe == LIVE_RETURN);
+    let mut values: BTreeMap<i64, Vec<u64>> = BTreeMap::new();
+    for returned in live {
+        let pid = returned.task.as_ref().expect("a task").pid.into();
+        values.entry(pid).or_default().push(returned.retval.0);
+    }
+    // Each call returns its number.
+    let looping = loops
+        .iter()
+        .find_map(|pid| values.get(&(*pid).cast_signed()));
+    let looping = looping.expect("returns of the program that calls without end");
+    let is_gapless = looping.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+    assert!(is_gapless && looping.len() > 10, "{image}: {looping:?}");
     for hit in hits.iter().filter(|hit| &*hit.probe == COUNTED) {
         assert_eq!(&*hit.symbol, "counted+0x0 [/bin/counted]");
         assert!(hit.task.is_some(), "{hit:?}");

@@ -7,14 +7,19 @@ use manifest::{ProbeKind, ProbeSpec};
 use crate::{AwaitsModule, NotLoaded, ProbeState, ProbeSummary, Summary};
 
 /// Reasons for unseen executions, writes or returns. The other reasons are about calls that have not returned.
-const UNSEEN: [&str; 6] = [
+const UNSEEN: [&str; 8] = [
     "unwatched",
     "maxactive",
     "return-site",
+    "tail-call",
+    "left-unseen",
     "disarmed",
     "unprotected",
     "unknown-task",
 ];
+
+/// A call that never returned. A function of a program may have returned unseen before: from a part of it elsewhere in the file.
+const ABANDONED: &str = "abandoned";
 
 /// The counts of all probes matched by one specification.
 #[derive(Debug, Default)]
@@ -52,10 +57,16 @@ impl Tally {
         // A guest's kernel can write any number to the counters of detours.
         self.seen = self.seen.saturating_add(seen);
         for (reason, count) in &probe.missed {
-            if *count > 0 && UNSEEN.contains(&reason.as_str()) {
+            let is_unseen = UNSEEN.contains(&reason.as_str())
+                || (spec.kind == ProbeKind::Uretprobe && reason == ABANDONED);
+            if *count > 0 && is_unseen {
                 self.unseen = self.unseen.saturating_add(*count);
                 self.reasons.push(format!("{reason} {count}"));
             }
+        }
+        if let (ProbeKind::Uretprobe, Some(in_flight @ 1..)) = (spec.kind, probe.in_flight) {
+            self.unseen = self.unseen.saturating_add(in_flight);
+            self.reasons.push(format!("in flight {in_flight}"));
         }
         // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
         let unloaded = unloaded(spec);

@@ -201,6 +201,30 @@ fn never_fails_for_a_probe_that_could_miss_hits() {
 }
 
 #[test]
+fn calls_in_programs_that_may_have_returned_unseen_decide_nothing() {
+    let name = "uretprobe:/bin/x:f";
+    let judged = |change: &dyn Fn(&mut ProbeSummary)| {
+        let mut probe = probe(name, 3);
+        probe.returns = Some(1);
+        change(&mut probe);
+        let table = format!("probe = '{name}'\nexactly = 1");
+        broken(judge(&table), &summary(&[probe]))
+    };
+    assert_eq!(judged(&|_| ()), None);
+    let missed = |reason: &'static str| {
+        judged(&move |probe| {
+            probe.missed.insert(reason.to_owned(), 2);
+        })
+    };
+    for reason in ["abandoned", "left-unseen", "tail-call"] {
+        let why = missed(reason).expect(reason);
+        assert!(why.contains(&format!("{reason} 2")), "{why}");
+    }
+    let why = judged(&|probe| probe.in_flight = Some(2)).expect("in flight");
+    assert!(why.contains("in flight 2"), "{why}");
+}
+
+#[test]
 fn probe_in_a_module_never_loaded_counts_as_not_executed() {
     let mut waits = probe("kprobe:m:f", 0);
     waits.state = ProbeState::Pending;

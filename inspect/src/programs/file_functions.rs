@@ -11,43 +11,75 @@ use super::open_file::FileId;
 use super::page_cache::CachedFile;
 use super::symbols::Found;
 
+/// A function of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileFunction {
+    /// The offset in the file of the first byte.
+    pub offset: u64,
+    /// The number of bytes; 0 if the file does not say.
+    pub bytes: u64,
+    /// The name.
+    pub name: String,
+}
+
+impl FileFunction {
+    /// The offset in the file of the byte `within` the function.
+    ///
+    /// # Errors
+    ///
+    /// If the function has fewer bytes.
+    pub fn at(&self, within: u64) -> Result<u64, NoCode> {
+        let (name, size) = (self.name.clone(), self.bytes);
+        let at = self.offset.checked_add(within);
+        at.filter(|_| size == 0 || within < size)
+            .ok_or(NoCode::Outside { name, size })
+    }
+}
+
 impl FileReader<'_> {
-    /// The offset in the file of the byte `offset` of the function `name`.
+    /// The function `name` of the file.
     ///
     /// # Errors
     ///
     /// If the file has no such function, or the tables are not in memory.
-    pub fn function(&self, file: &FileId, name: &str, offset: u64) -> Result<u64, NoCode> {
+    pub fn function(&self, file: &FileId, name: &str) -> Result<FileFunction, NoCode> {
         let bytes = InCache(self.cached(file));
         let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
         let functions = loaded.functions(&bytes).ok_or(NoCode::NoFunctions)?;
         let name = name.to_owned();
         match functions.find(&name) {
-            Found::At { size, .. } if offset >= size && size > 0 => {
-                Err(NoCode::Outside { name, size })
-            }
-            Found::At { address, .. } => {
-                let at = loaded.offset_of(address.wrapping_add(offset));
-                at.ok_or(NoCode::NotLoaded(name))
-            }
+            Found::At { address, size } => match loaded.offset_of(address) {
+                Some(offset) => Ok(FileFunction {
+                    offset,
+                    bytes: size,
+                    name,
+                }),
+                None => Err(NoCode::NotLoaded(name)),
+            },
             Found::None => Err(NoCode::NoFunction(name)),
             Found::Several => Err(NoCode::Several(name)),
             Found::Indirect => Err(NoCode::Indirect(name)),
         }
     }
 
-    /// The offset in the file and the name of each function with a name of `pattern`.
+    /// Each function with a name of `pattern`, by address.
     ///
     /// # Errors
     ///
     /// If the file has no such function, or the tables are not in memory.
-    pub fn functions(&self, file: &FileId, pattern: &str) -> Result<Vec<(u64, String)>, NoCode> {
+    pub fn functions(&self, file: &FileId, pattern: &str) -> Result<Vec<FileFunction>, NoCode> {
         let bytes = InCache(self.cached(file));
         let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
         let functions = loaded.functions(&bytes).ok_or(NoCode::NoFunctions)?;
         let found = functions.matching(pattern).into_iter();
-        let found = found.filter_map(|(address, name)| Some((loaded.offset_of(address)?, name)));
-        let found: Vec<(u64, String)> = found.collect();
+        let found = found.filter_map(|function| {
+            Some(FileFunction {
+                offset: loaded.offset_of(function.address)?,
+                bytes: function.size,
+                name: function.name,
+            })
+        });
+        let found: Vec<FileFunction> = found.collect();
         match found.is_empty() {
             true => Err(NoCode::NoMatch(pattern.to_owned())),
             false => Ok(found),
@@ -83,7 +115,7 @@ mod tests {
     fn file_without_functions_says_so() {
         let mut fake = kernel();
         let file = open(&fake).id;
-        let function = |fake: &Fake| with(fake, |reader| reader.function(&file, "main", 0));
+        let function = |fake: &Fake| with(fake, |reader| reader.function(&file, "main"));
         assert_eq!(function(&fake), Err(NoCode::NoHeaders));
         cache(&mut fake);
         assert_eq!(function(&fake), Err(NoCode::NoFunctions));

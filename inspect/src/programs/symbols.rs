@@ -5,6 +5,7 @@
 //! symbols are in memory if the loader has used them.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use introspect::glob_matches;
@@ -45,6 +46,15 @@ struct Function {
     name: u32,
     /// Whether the address is that of a function that chooses the function, when the program starts.
     is_indirect: bool,
+}
+
+/// A function whose name is like a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedFunction {
+    pub(super) address: u64,
+    /// 0 if the file does not say.
+    pub(super) size: u64,
+    pub(super) name: String,
 }
 
 /// A function of the wanted name.
@@ -114,7 +124,8 @@ impl Functions {
                 })
             })
             .collect();
-        functions.sort_by_key(|function| (function.address, function.size));
+        // Of several names of one function, the first has the size, if any has.
+        functions.sort_by_key(|function| (function.address, Reverse(function.size)));
         Self { functions, names }
     }
 
@@ -148,14 +159,18 @@ impl Functions {
     }
 
     /// The functions with a name of the pattern, by address. Functions that a program chooses when it starts are left out.
-    pub(super) fn matching(&self, pattern: &str) -> Vec<(u64, String)> {
+    pub(super) fn matching(&self, pattern: &str) -> Vec<NamedFunction> {
         let named = self.functions.iter().filter_map(|function| {
             let name = self.name_of(function)?;
             let is_wanted = !function.is_indirect && glob_matches(pattern, &name);
-            is_wanted.then(|| (function.address, name.into_owned()))
+            is_wanted.then(|| NamedFunction {
+                address: function.address,
+                size: function.size,
+                name: name.into_owned(),
+            })
         });
-        let mut found: Vec<(u64, String)> = named.collect();
-        found.dedup_by_key(|(address, _)| *address);
+        let mut found: Vec<NamedFunction> = named.collect();
+        found.dedup_by_key(|function| function.address);
         found
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::elf::{Bytes, Elf};
 use super::registers::{IP, ProgramRegisters, SP};
-use super::symbols::{Found, Functions};
+use super::symbols::{Found, Functions, NamedFunction};
 use super::unwind::{Caller, NoCaller, Rules};
 
 /// Where the program's first byte is loaded: all segments lie in memory as in the file.
@@ -83,17 +83,21 @@ fn functions_of_a_pattern_have_their_addresses_once() {
     let matching = |pattern: &str| functions.matching(pattern);
     let names = |pattern: &str| -> Vec<String> {
         let found = matching(pattern).into_iter();
-        found.map(|(_, name)| name).collect()
+        found.map(|function| function.name).collect()
     };
     assert_eq!(names("framed*"), ["framed", "framed_below"]);
     assert_eq!(names("framed"), ["framed"]);
     assert_eq!(names("nothing*"), Vec::<String>::new());
     let all = matching("*");
-    assert!(all.len() > 5 && all.is_sorted_by(|before, after| before.0 < after.0));
+    assert!(all.len() > 5 && all.is_sorted_by(|before, after| before.address < after.address));
     let Found::At { address, .. } = functions.find("framed_below") else {
         panic!("no function");
     };
-    assert!(all.contains(&(address, "framed_below".to_owned())));
+    let is_it = |function: &NamedFunction| function.name == "framed_below";
+    assert_eq!(
+        all.iter().find(|it| is_it(it)).map(|it| it.address),
+        Some(address)
+    );
 }
 
 #[test]

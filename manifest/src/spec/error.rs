@@ -65,6 +65,9 @@ pub enum SpecProblem {
     /// A return probe with an offset in a function.
     #[error("a function returns once, wherever it is entered: a return probe has no offset")]
     OffsetOfReturn,
+    /// A return probe at an offset in a file.
+    #[error("an offset in a file is no function: a return probe has the name of a function")]
+    FileOffsetOfReturn,
     /// A pattern with an offset.
     #[error(
         "a pattern has no offset: the same offset would be inside another instruction in each function"
@@ -116,7 +119,7 @@ pub enum SpecProblem {
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 4] = ["uretprobe", "fentry", "fexit", "usdt"];
+pub(super) const ELSEWHERE: [&str; 3] = ["fentry", "fexit", "usdt"];
 /// The word of other tracers for `watch`.
 const WATCHPOINT: &str = "watchpoint";
 
@@ -190,6 +193,7 @@ impl SpecError {
             | SpecProblem::BadAddress(_)
             | SpecProblem::BadCharacter(_)
             | SpecProblem::OffsetOfReturn
+            | SpecProblem::FileOffsetOfReturn
             | SpecProblem::OffsetFromPattern => None,
         }
     }

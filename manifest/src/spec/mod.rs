@@ -61,11 +61,13 @@ pub enum ProbeKind {
     Watch,
     /// At an instruction of a file that programs map.
     Uprobe,
+    /// When a function of a file that programs map has returned.
+    Uretprobe,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Kprobe,
         Self::Kretprobe,
         Self::Syscall,
@@ -73,6 +75,7 @@ impl ProbeKind {
         Self::Tracepoint,
         Self::Watch,
         Self::Uprobe,
+        Self::Uretprobe,
     ];
 
     /// The word before the first colon.
@@ -86,13 +89,20 @@ impl ProbeKind {
             Self::Tracepoint => "tracepoint",
             Self::Watch => "watch",
             Self::Uprobe => "uprobe",
+            Self::Uretprobe => "uretprobe",
         }
     }
 
     /// Whether a probe of the kind follows calls to their return.
     #[must_use]
     pub const fn is_return(self) -> bool {
-        matches!(self, Self::Kretprobe | Self::Retsyscall)
+        matches!(self, Self::Kretprobe | Self::Retsyscall | Self::Uretprobe)
+    }
+
+    /// Whether a probe of the kind is in programs.
+    #[must_use]
+    pub const fn is_in_programs(self) -> bool {
+        matches!(self, Self::Uprobe | Self::Uretprobe)
     }
 
     /// Whether a probe of the kind is about a system call.
@@ -117,7 +127,8 @@ impl ProbeKind {
         match self {
             Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
             Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
-            Self::Tracepoint | Self::Watch | Self::Uprobe => None,
+            Self::Uprobe | Self::Uretprobe => Some(Self::Uretprobe),
+            Self::Tracepoint | Self::Watch => None,
         }
     }
 }

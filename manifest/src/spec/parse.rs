@@ -32,11 +32,11 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
                 location: Location::Data(watched::parse(place)?),
             });
         }
-        ProbeKind::Uprobe => {
+        ProbeKind::Uprobe | ProbeKind::Uretprobe => {
             return Ok(ProbeSpec {
                 kind,
                 module: None,
-                location: Location::Program(program_code::parse(place)?),
+                location: Location::Program(program_code::parse(kind, place)?),
             });
         }
         _ => (),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::piece::{Piece, check_characters, parse_address, parse_offset};
-use super::{SpecError, SpecProblem};
+use super::{ProbeKind, SpecError, SpecProblem};
 
 /// An instruction in a file that programs map.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,16 +46,27 @@ impl fmt::Display for FilePlace {
     }
 }
 
-/// Parses `PATH:SYMBOL`, `PATH:SYMBOL+OFFSET`, `PATH:PATTERN` and `PATH:0xOFFSET`. A path may have colons, a symbol has none.
-pub(super) fn parse(text: Piece<'_>) -> Result<ProgramCode, SpecError> {
+/// Parses `PATH:SYMBOL`, `PATH:SYMBOL+OFFSET`, `PATH:PATTERN` and `PATH:0xOFFSET`. A path may have colons, a symbol has none. A probe at returns
+/// names functions.
+pub(super) fn parse(kind: ProbeKind, text: Piece<'_>) -> Result<ProgramCode, SpecError> {
     let (path, place) = match text.split_last(':') {
         Some((path, place)) if !place.text.is_empty() => (path, place),
         _ => return Err(text.is(SpecProblem::NoPlaceInFile)),
     };
     check_path(path)?;
+    let in_file = parse_place(place)?;
+    match in_file {
+        FilePlace::Symbol { offset: 1.., .. } if kind.is_return() => {
+            return Err(place.is(SpecProblem::OffsetOfReturn));
+        }
+        FilePlace::Offset(_) if kind.is_return() => {
+            return Err(place.is(SpecProblem::FileOffsetOfReturn));
+        }
+        _ => (),
+    }
     Ok(ProgramCode {
         path: path.text.to_owned(),
-        place: parse_place(place)?,
+        place: in_file,
     })
 }
 

@@ -103,12 +103,12 @@ fn the_text_is_in_one_form() {
 #[test]
 fn missing_kind_is_refused_with_the_known_kinds() {
     assert_eq!(
-        refused("uretprobe:/bin/sh:main"),
+        refused("usdt:/bin/sh:a:b"),
         (
-            "this version has no uretprobe probes".into(),
-            "uretprobe",
+            "this version has no usdt probes".into(),
+            "usdt",
             Some(
-                "there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe"
+                "there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe"
                     .into()
             )
         )
@@ -129,7 +129,7 @@ fn missing_kind_is_refused_with_the_known_kinds() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -395,6 +395,8 @@ fn code_of_a_program_has_a_path_and_a_place() {
         "uprobe:/x:main+0x10",
         "uprobe:/a:b:0x1180",
         "uprobe:/x:mem[cs]*",
+        "uretprobe:/x:main",
+        "uretprobe:/x:mem[cs]*",
     ] {
         assert_eq!(parsed(text).to_string(), text);
     }
@@ -419,6 +421,14 @@ fn place_in_a_file_that_is_none_is_refused_with_the_notation() {
     assert_eq!(
         refused("uprobe:/x:ma*+4").0,
         "a pattern has no offset: the same offset would be inside another instruction in each function"
+    );
+    assert_eq!(
+        refused("uretprobe:/x:main+4").0,
+        "a function returns once, wherever it is entered: a return probe has no offset"
+    );
+    assert_eq!(
+        refused("uretprobe:/x:0x1180").0,
+        "an offset in a file is no function: a return probe has the name of a function"
     );
     assert_eq!(refused("uprobe:/x:0x10+4").0, "an address has no offset");
     assert_eq!(refused("uprobe:/x:12").0, "`12` is not an address");

@@ -97,6 +97,9 @@ impl Handover {
         for call in self.following.calls.forget(|_| true) {
             call.probe.counters.lose_call(Missed::Abandoned);
         }
+        for call in self.returns.program_calls.forget(|_| true) {
+            call.probe.counters.lose_call(Missed::Abandoned);
+        }
         if let Err(error) = self.empty_memory(paused) {
             self.reporter.note(
                 None,

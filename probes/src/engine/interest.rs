@@ -66,17 +66,18 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
     if probe.is_watch() {
         return Interests::default();
     }
-    if probe.in_program.is_some() {
-        return Interests {
-            files: can_be_planted && probe.is_enabled(),
-            ..Interests::default()
-        };
-    }
     let follows = match &probe.purpose {
         Purpose::KernelEvent(_) => return Interests::default(),
         Purpose::Return(purpose) => Some(purpose),
         _ => None,
     };
+    if probe.in_program.is_some() {
+        return Interests {
+            calls: follows.is_some(),
+            files: can_be_planted && probe.is_enabled(),
+            ..Interests::default()
+        };
+    }
     Interests {
         calls: follows.is_some(),
         exits_at_returns: can_be_planted

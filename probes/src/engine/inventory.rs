@@ -190,7 +190,10 @@ fn status(probe: &Probe) -> ProbeStatus {
         name: None,
         kind: match probe.arguments {
             _ if probe.is_watch() => ProbeKind::Watch,
-            _ if probe.in_program.is_some() => ProbeKind::Uprobe,
+            _ if probe.in_program.is_some() => match kind.is_return() {
+                true => ProbeKind::Uretprobe,
+                false => ProbeKind::Uprobe,
+            },
             ArgumentSource::Registers => kind,
             ArgumentSource::Caller => kind.of_syscall(),
             ArgumentSource::Block { .. } => ProbeKind::Tracepoint,

@@ -150,7 +150,7 @@ impl Programs {
         if holds.is_none() {
             if matches!(probe.purpose, Purpose::Return(_)) {
                 // The missed calls of a return probe are hits.
-                probe.counters.count_hit();
+                probe.counters.count_recorded();
             }
             probe.counters.miss(Missed::UnknownTask);
         }

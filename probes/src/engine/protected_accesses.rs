@@ -15,7 +15,7 @@ use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::uprobes::Uprobes;
-use crate::engine::uprobes::report::OnPage;
+use crate::engine::uprobes::code_hit::{Leaving, OnPage};
 use crate::engine::watch::Watches;
 use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
@@ -96,7 +96,7 @@ impl ProtectedAccesses {
                 Some(gpa) if number == 0 => self.uprobes.count_exit(gpa),
                 _ => (),
             }
-            let hit = self.hit_of(vcpu, code)?;
+            let hit = self.hit_of(vcpu, code, &decoded)?;
             match self.emulate(vcpu, &decoded, hit)? {
                 Passed::Emulated if code.is_some() => at = Gva(vcpu.regs()?.rip),
                 Passed::Emulated => return Ok(HitOutcome::Resume),
@@ -116,9 +116,14 @@ impl ProtectedAccesses {
     }
 
     /// The probes at the instruction at `code`, an address on a hidden page.
-    fn hit_of(&self, vcpu: &mut dyn Vcpu, code: Option<Gpa>) -> Result<OnPage, GuestError> {
+    fn hit_of(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        code: Option<Gpa>,
+        decoded: &Decoded,
+    ) -> Result<OnPage, GuestError> {
         match code {
-            Some(gpa) => self.uprobes.at_instruction(vcpu, gpa),
+            Some(gpa) => self.uprobes.at_instruction(vcpu, gpa, Leaving::of(decoded)),
             None => Ok(OnPage::NoHit),
         }
     }
@@ -164,7 +169,7 @@ impl ProtectedAccesses {
         if let Some(gpa) = code {
             self.uprobes.count_exit(gpa);
         }
-        let hit = match self.hit_of(vcpu, code)? {
+        let hit = match self.hit_of(vcpu, code, &decoded)? {
             // KVM would not execute the instruction with the others paused either.
             OnPage::Outdated => OnPage::NoHit,
             hit => hit,
@@ -214,6 +219,9 @@ impl ProtectedAccesses {
         if must_look {
             hit = self.hit_at(vcpu, at)?;
         }
+        if let OnPage::Hit(hit) = &mut hit {
+            hit.state = Some(Box::new(self.uprobes.program_state(vcpu)?));
+        }
         let event = vcpu.undelivered_event()?;
         if written.is_empty() {
             // The emulator has read no byte, and cannot say which page the instruction reads.
@@ -254,7 +262,11 @@ impl ProtectedAccesses {
     fn hit_at(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<OnPage, GuestError> {
         let state = vcpu.system_state()?;
         match self.spot_of(&state, at) {
-            Some(spot) => self.uprobes.at_instruction(vcpu, spot.gpa),
+            Some(spot) => {
+                let decoded = self.instruction_at(&state, at);
+                let leaving = decoded.map_or(Leaving::Never, |(decoded, _)| Leaving::of(&decoded));
+                self.uprobes.at_instruction(vcpu, spot.gpa, leaving)
+            }
             None => Ok(OnPage::NoHit),
         }
     }

@@ -16,7 +16,7 @@ use text::{GuestError, Vcpu};
 
 use crate::arguments::as_function;
 use crate::engine::hit_arguments::{FoundArguments, HitArguments};
-use crate::engine::reporter::{Meaning, Reporter};
+use crate::engine::reporter::{Meaning, Reporter, ReturnedCall};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
 use crate::engine::stacks::{Stack, Stacks};
@@ -65,6 +65,17 @@ pub(crate) enum Owner {
     Returns(Gva),
     /// A removed probe. The guest may have been in its detour at the removal: records written later are dropped.
     Gone,
+}
+
+/// A return from a function of a program.
+#[derive(Debug)]
+pub(crate) struct ProgramReturn {
+    /// The name of the function's first instruction.
+    pub(crate) symbol: Arc<str>,
+    /// The time of the call in nanoseconds.
+    pub(crate) entered_ns: u64,
+    /// The number of the task's calls in flight further up the stack.
+    pub(crate) depth: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -283,7 +294,7 @@ impl Records {
         Ok(())
     }
 
-    /// Reports the execution of the instruction at `ip`, called `symbol`, of a program.
+    /// Reports the execution of the instruction at `ip`, called `symbol`, of a program, with the number of calls in flight further up the stack.
     ///
     /// # Errors
     ///
@@ -294,19 +305,13 @@ impl Records {
         probe: &Probe,
         ip: Gva,
         symbol: Arc<str>,
+        depth: usize,
     ) -> Result<(), GuestError> {
-        let regs = hit.regs;
-        let state = hit.state()?;
-        let found = self.tasks.at(state, Position::At(ip));
-        let stack = probe.has_stack.then(|| {
-            let task = found.as_ref().map(|found| found.at);
-            let paging = &state.registers.paging;
-            self.stacks.of_program(paging, &regs, task)
-        });
+        let (task, stack) = self.task_and_stack_in_program(hit, probe)?;
         let meaning = Meaning {
-            task: found.and_then(|found| found.task),
+            task,
             stack,
-            in_program: Some(symbol),
+            in_program: Some((symbol, depth)),
             ..Meaning::default()
         };
         self.take_out_records();
@@ -314,6 +319,49 @@ impl Records {
         self.reporter
             .emit_hit_at(ts_ns, probe, hit.vcpu(), ip.into(), &hit.regs, meaning);
         Ok(())
+    }
+
+    /// Reports a return from a function of a program; `hit` is behind it.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn emit_return_in_program(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        returned: ProgramReturn,
+    ) -> Result<(), GuestError> {
+        let (task, stack) = self.task_and_stack_in_program(hit, probe)?;
+        let call = ReturnedCall {
+            probe,
+            symbol: returned.symbol,
+            returns_to: Gva(hit.regs.rip),
+            entered_ns: returned.entered_ns,
+            depth: returned.depth,
+        };
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter
+            .emit_returned(ts_ns, call, hit.vcpu(), &hit.regs, task, stack);
+        Ok(())
+    }
+
+    /// The task of a program at `hit`, and the program's stack if the probe shows it.
+    fn task_and_stack_in_program(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+    ) -> Result<(Option<Task>, Option<Stack>), GuestError> {
+        let regs = hit.regs;
+        let state = hit.state()?;
+        let found = self.tasks.at(state, Position::At(Gva(regs.rip)));
+        let stack = probe.has_stack.then(|| {
+            let task = found.as_ref().map(|found| found.at);
+            let paging = &state.registers.paging;
+            self.stacks.of_program(paging, &regs, task)
+        });
+        Ok((found.and_then(|found| found.task), stack))
     }
 
     /// The meaning of a hit of `probe` at `ip`.

@@ -48,7 +48,7 @@ impl Engine {
         let configs = with_engine_actions(new);
         let slide = self.running.slide();
         let optimisable = |new: &ProbeConfig<EngineAction>| match new.action {
-            _ if matches!(new.at.kind, ProbeKind::Watch | ProbeKind::Uprobe) => false,
+            _ if new.at.kind == ProbeKind::Watch || new.at.kind.is_in_programs() => false,
             EngineAction::Configured(Action::Count | Action::Trace | Action::Aggregate(_)) => true,
             EngineAction::Handle(_) => new.filter.is_some(),
             EngineAction::HandleReturn(_) | EngineAction::Inject(_) => false,
@@ -56,7 +56,7 @@ impl Engine {
         if self.optimiser.is_optimising() && configs.iter().any(optimisable) {
             self.optimiser.prepare_optimising();
         }
-        if configs.iter().any(|new| new.at.kind == ProbeKind::Uprobe) {
+        if configs.iter().any(|new| new.at.kind.is_in_programs()) {
             self.uprobes.prepare();
         }
         Ok(Prepared {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use address::Gva;
 use events::{DataWrite, Event, EventSink, Fields, Hex, Hit, Note, Param, Registers, Return, Task};
 
 use crate::engine::stacks::Stack;
@@ -24,8 +25,21 @@ pub(crate) struct Meaning {
     pub(crate) arguments: Option<[u64; 6]>,
     /// Of a watchpoint: the write, and the symbol of the instruction that writes.
     pub(crate) write: Option<(Arc<str>, DataWrite)>,
-    /// Of a probe in a program: the name of the instruction.
-    pub(crate) in_program: Option<Arc<str>>,
+    /// Of a probe in a program: the name of the instruction, and the number of calls in flight further up the stack.
+    pub(crate) in_program: Option<(Arc<str>, usize)>,
+}
+
+/// A call that has returned.
+#[derive(Debug)]
+pub(crate) struct ReturnedCall<'c> {
+    pub(crate) probe: &'c Probe,
+    /// The name of the function's first instruction.
+    pub(crate) symbol: Arc<str>,
+    pub(crate) returns_to: Gva,
+    /// The time of the call in nanoseconds.
+    pub(crate) entered_ns: u64,
+    /// The number of calls in flight further up the stack.
+    pub(crate) depth: usize,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -67,11 +81,12 @@ impl Reporter {
         regs: &vmm::kvm_regs,
         meaning: Meaning,
     ) {
-        let (symbol, write) = match (meaning.write, meaning.in_program) {
-            (Some((symbol, write)), _) => (symbol, Some(write)),
-            (None, Some(symbol)) => (symbol, None),
+        let enclosing = || self.calls.enclosing(regs.rsp);
+        let (symbol, write, depth) = match (meaning.write, meaning.in_program) {
+            (Some((symbol, write)), _) => (symbol, Some(write), enclosing()),
+            (None, Some((symbol, depth))) => (symbol, None, depth),
             (None, None) => match probe.place() {
-                Some(place) => (Arc::clone(&place.symbol), None),
+                Some(place) => (Arc::clone(&place.symbol), None, enclosing()),
                 None => return,
             },
         };
@@ -84,7 +99,7 @@ impl Reporter {
             ip,
             symbol,
             write,
-            depth: self.calls.enclosing(regs.rsp.0),
+            depth,
             args: meaning
                 .arguments
                 .map_or_else(|| regs.arguments(), |arguments| arguments.map(Hex)),
@@ -111,6 +126,26 @@ impl Reporter {
         let Some(place) = call.probe.place() else {
             return;
         };
+        let returned = ReturnedCall {
+            probe: &call.probe,
+            symbol: Arc::clone(&place.symbol),
+            returns_to: call.returns_to,
+            entered_ns: call.entered_ns,
+            depth: self.calls.enclosing(call.slot),
+        };
+        self.emit_returned(ts_ns, returned, vcpu, regs, task, stack);
+    }
+
+    /// Reports a return, with the registers behind it.
+    pub(crate) fn emit_returned(
+        &self,
+        ts_ns: u64,
+        call: ReturnedCall<'_>,
+        vcpu: usize,
+        regs: &vmm::kvm_regs,
+        task: Option<Task>,
+        stack: Option<Stack>,
+    ) {
         let ip = Hex::from(call.returns_to);
         let (stack, stack_incomplete, program) = Stack::parts(stack);
         self.sink.event(Event::Return(Return {
@@ -119,11 +154,11 @@ impl Reporter {
             took_ns: ts_ns.saturating_sub(call.entered_ns),
             vcpu,
             ip,
-            symbol: Arc::clone(&place.symbol),
+            symbol: call.symbol,
             retval: Hex(regs.rax),
             task,
-            returned: returned(&call.probe, regs.rax),
-            depth: self.calls.enclosing(call.slot),
+            returned: returned(call.probe, regs.rax),
+            depth: call.depth,
             stack,
             stack_incomplete,
             program_stack: program.frames,

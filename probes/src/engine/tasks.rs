@@ -41,6 +41,11 @@ impl Tasks {
         })
     }
 
+    /// The address of the `task_struct` of the task at a hit.
+    pub(crate) fn address(&self, hit: &HitState, position: Position) -> Option<Gva> {
+        self.read_current(hit, position, |_, task| Some(task))
+    }
+
     /// The task at a hit.
     pub(crate) fn at(&self, hit: &HitState, position: Position) -> Option<TaskAtHit> {
         self.read_current(hit, position, |reader, at| {

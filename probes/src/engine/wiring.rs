@@ -40,6 +40,7 @@ use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::returns::following::Following;
+use crate::engine::returns::program_calls::ProgramCalls;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
@@ -196,6 +197,7 @@ impl Engine {
             stacks: Arc::clone(&stacks),
             noted: Mutex::default(),
         });
+        let program_calls: Arc<ProgramCalls> = Arc::default();
         let uprobes = Arc::new(Uprobes {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
@@ -205,6 +207,7 @@ impl Engine {
             protections: Arc::clone(&protections),
             hidden: Arc::clone(&hidden),
             copies: Arc::clone(&copies),
+            calls: Arc::clone(&program_calls),
             files: GuestFiles::default(),
             events: FileEvents::default(),
             targets: ArcSwap::default(),
@@ -252,6 +255,7 @@ impl Engine {
             records: Arc::clone(&records),
             following: Arc::clone(&following),
             return_sites: Arc::clone(&return_sites),
+            program_calls,
             dying: Mutex::default(),
         });
         let armer = Arc::new(Armer {

@@ -9,6 +9,10 @@ pub(crate) enum Missed {
     ReturnSite,
     /// The call never returned: the stack was used again above the call, or the call's task ended.
     Abandoned,
+    /// The function of a program jumped to another function, from which the call returns.
+    TailCall,
+    /// The function of a program was left in a way that hyprobe has not seen: by a `longjmp`, or by a return from another part of the file.
+    LeftUnseen,
     /// The entry handler declined the call.
     Declined,
     /// The probe was disabled or removed while the call was in flight, or its `int3` was removed after a vCPU had executed it.
@@ -25,10 +29,12 @@ pub(crate) enum Missed {
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 9] = [
+    pub(super) const ALL: [(Self, &'static str); 11] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
+        (Self::TailCall, "tail-call"),
+        (Self::LeftUnseen, "left-unseen"),
         (Self::Declined, "declined"),
         (Self::Disarmed, "disarmed"),
         (Self::Unwatched, "unwatched"),

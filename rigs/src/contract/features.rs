@@ -228,7 +228,7 @@ pub const FEATURES: &[Feature] = &[
         ],
     ),
     feature(
-        "probes in programs: hits are the calls that the program counts, in every process of the file",
+        "probes in programs: hits and returns are the calls that the program counts, in every process of the file",
         &["stock-program"],
     ),
 ];

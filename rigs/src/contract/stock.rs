@@ -61,6 +61,7 @@ const COUNTED: [Counted; 3] = [
 ];
 /// In the workload's own file: each of its `openat` calls is made there.
 const IN_PROGRAM: &str = "uprobe:/init:workload_open";
+const PROGRAM_RETURNS: &str = "uretprobe:/init:workload_open";
 const OPEN_RETURNS: &str = "kretprobe:do_sys_openat2";
 /// Never returns.
 const EXIT_RETURNS: &str = "kretprobe:do_exit";
@@ -92,6 +93,8 @@ pub(super) const CASES: [StockCase; 7] = [
         name: "stock-program",
         check: |run| {
             run.counted(IN_PROGRAM, run.counts().openat);
+            let probe = run.counted(PROGRAM_RETURNS, run.counts().openat);
+            assert_eq!(probe.returns, Some(probe.hits), "{probe:?}");
         },
     },
     StockCase {
@@ -278,7 +281,7 @@ impl<'a> Stock<'a> {
         let initrd = read(&self.files.initrd);
         let counting = COUNTED.map(|(name, _)| name).into_iter();
         let names = counting
-            .chain([IN_PROGRAM, OPEN_RETURNS, EXIT_RETURNS])
+            .chain([IN_PROGRAM, PROGRAM_RETURNS, OPEN_RETURNS, EXIT_RETURNS])
             .chain(ENTRY_CODE)
             .chain(BREAKPOINT);
         let probes: Vec<ProbeConfig<EngineAction>> = names

@@ -68,6 +68,7 @@ fn row(probe: &ProbeStatus) -> [String; 6] {
         ProbeKind::Tracepoint => "t",
         ProbeKind::Watch => "w",
         ProbeKind::Uprobe => "u",
+        ProbeKind::Uretprobe => "ur",
     };
     // If the symbol is not known yet, the request is printed.
     let mut place = probe.symbol.as_deref().unwrap_or(&summary.probe).to_owned();

@@ -5,7 +5,6 @@
 //! states of the probes.
 
 use events::{ProbeState, ProbeStatus};
-use manifest::ProbeKind;
 use thiserror::Error;
 
 /// Probes that are added, and refused.
@@ -34,7 +33,7 @@ impl RefusedProbes {
             added: added.len(),
             first: refused.first()?.summary.probe.clone(),
             ids: refused.iter().map(|probe| probe.id.0).collect(),
-            has_modules: refused.iter().any(|probe| probe.kind != ProbeKind::Uprobe),
+            has_modules: refused.iter().any(|probe| !probe.kind.is_in_programs()),
         })
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod following;
 pub(crate) mod landings;
+pub(crate) mod program_calls;
 pub(crate) mod return_sites;
 pub(crate) mod site_planter;
 pub(crate) mod walk;
@@ -18,9 +19,11 @@ use crate::engine::programs::Programs;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
+use crate::engine::returns::program_calls::ProgramCalls;
 use crate::engine::returns::return_sites::{MAX_PLANTED_SITES, ReturnSites};
 use crate::engine::tasks::Position;
 use crate::handler::{EntryOutcome, HitContext};
+use crate::hit_state::HitState;
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
 
@@ -33,6 +36,7 @@ pub(crate) struct Returns {
     pub(crate) records: Arc<Records>,
     pub(crate) following: Arc<Following>,
     pub(crate) return_sites: Arc<ReturnSites>,
+    pub(crate) program_calls: Arc<ProgramCalls>,
     /// Ended tasks that are still on their vCPU: see [`end_task`](Self::end_task).
     pub(crate) dying: Mutex<BTreeMap<usize, u64>>,
 }
@@ -148,9 +152,20 @@ impl Returns {
 
     /// Ends the task on the vCPU's stack. The task only runs on to the scheduler.
     pub(crate) fn end_task(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let rsp = vcpu.regs()?.rsp;
-        self.dying().insert(vcpu.index(), rsp);
-        self.abandon_stack(rsp);
+        let regs = vcpu.regs()?;
+        self.dying().insert(vcpu.index(), regs.rsp);
+        self.abandon_stack(regs.rsp);
+        if !self.program_calls.is_empty() {
+            let state = HitState::from(vcpu.system_state()?);
+            let position = Position::At(Gva(regs.rip));
+            let task = self.records.tasks.address(&state, position);
+            for call in task
+                .into_iter()
+                .flat_map(|task| self.program_calls.end_task(task))
+            {
+                call.probe.counters.lose_call(Missed::Abandoned);
+            }
+        }
         Ok(())
     }
 
@@ -186,11 +201,11 @@ impl Returns {
             return;
         }
         self.records.take_out_records();
-        for call in self
-            .following
-            .calls
-            .forget(|probe| gone.contains(&Arc::as_ptr(probe)))
-        {
+        let is_gone = |probe: &Arc<Probe>| gone.contains(&Arc::as_ptr(probe));
+        for call in self.following.calls.forget(is_gone) {
+            call.probe.counters.lose_call(Missed::Disarmed);
+        }
+        for call in self.program_calls.forget(is_gone) {
             call.probe.counters.lose_call(Missed::Disarmed);
         }
     }

@@ -12,6 +12,7 @@ mod landings;
 mod modules;
 mod optimise;
 mod passing;
+mod program_returns;
 mod programs;
 mod readers;
 mod returns;
@@ -26,7 +27,7 @@ mod writes;
 use std::sync::{Arc, Mutex};
 
 use address::Gva;
-use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary};
+use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary, Return};
 use introspect::PhysMemory as _;
 use introspect::insn::{CpuidWords, Features};
 use manifest::{Due, Injection, ProbeConfig, ProbeSpec};
@@ -173,6 +174,15 @@ impl Rig {
             Event::Return(_) | Event::Note(_) | Event::Summary(_) => None,
         });
         hits.collect()
+    }
+
+    fn returns(&self) -> Vec<Return> {
+        let events = self.events.0.lock().expect("lock");
+        let returns = events.iter().filter_map(|event| match event {
+            Event::Return(returned) => Some(returned.clone()),
+            Event::Hit(_) | Event::Note(_) | Event::Summary(_) => None,
+        });
+        returns.collect()
     }
 
     /// The notes, without that of a kernel without types: none of these kernels has types.

@@ -12,8 +12,8 @@ use crate::resolve::ResolveProblem;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// The pointer to the task, of a processor whose `gs` is 0.
-const CURRENT: u64 = DATA + 0x108;
-const TASK: u64 = DATA + 0x400;
+pub(super) const CURRENT: u64 = DATA + 0x108;
+pub(super) const TASK: u64 = DATA + 0x400;
 const CRED: u64 = DATA + 0x800;
 /// `PF_KTHREAD`.
 const KERNEL_THREAD: u32 = 0x0020_0000;

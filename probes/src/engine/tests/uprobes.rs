@@ -10,8 +10,8 @@ use vmm::Protection;
 
 use super::{DATA, PLAIN, Rig, STACK, gpa, one, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::uprobes::code_hit::{CodeHit, Leaving};
 use crate::engine::uprobes::code_table::{CodePage, CodeSite, CodeTable};
-use crate::engine::uprobes::report::CodeHit;
 use crate::registry::{Missed, Probe, Purpose};
 
 /// `mov [rdi], rax; ret`
@@ -53,6 +53,7 @@ fn site(purpose: Purpose, filter: &str) -> CodeSite {
     CodeSite {
         probe: Arc::new(probe.filtered(filter.parse().ok())),
         offset: 0x123,
+        parts: Arc::default(),
         symbol: "f+0x0 [/bin/x]".into(),
     }
 }
@@ -66,7 +67,10 @@ fn report(rig: &Rig, sites: &[CodeSite]) -> usize {
     regs.rdi = 5;
     let hit = CodeHit {
         sites: sites.to_vec(),
+        at: 0x123,
+        leaving: Leaving::Never,
         regs,
+        state: None,
     };
     let before = vcpu.requests.made();
     let reported = rig.engine.uprobes.report(&mut vcpu, &hit, Tier::Emulated);

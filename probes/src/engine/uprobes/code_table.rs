@@ -1,6 +1,7 @@
 //! The pages of files that have probed instructions: never changed, only replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use address::{Gpa, PAGE_BYTES};
@@ -14,8 +15,23 @@ pub(crate) struct CodeSite {
     pub(crate) probe: Arc<Probe>,
     /// The offset in the file, bytes.
     pub(crate) offset: u64,
+    /// For a probe at returns: the parts of the function, offsets in the file. The site is then on each page of the parts.
+    pub(crate) parts: Arc<[Range<u64>]>,
     /// The name in events.
     pub(crate) symbol: Arc<str>,
+}
+
+impl CodeSite {
+    /// Whether the byte `at` of the file is in the function whose returns are probed.
+    pub(crate) fn is_in_function(&self, at: u64) -> bool {
+        self.parts.iter().any(|part| part.contains(&at))
+    }
+}
+
+/// One site of each probe: a probe with a pattern is at several functions of a page.
+pub(crate) fn one_of_each(sites: &[CodeSite]) -> impl Iterator<Item = &CodeSite> {
+    let of_probes = sites.chunk_by(|one, other| Arc::ptr_eq(&one.probe, &other.probe));
+    of_probes.filter_map(<[CodeSite]>::first)
 }
 
 /// A page of a file, in memory.
@@ -31,9 +47,15 @@ pub(crate) struct CodePage {
 }
 
 impl CodePage {
-    /// The probed instructions at the offset `within` the page.
-    pub(crate) fn sites_at(&self, within: u64) -> impl Iterator<Item = &CodeSite> {
-        let is_here = move |site: &&CodeSite| site.offset % PAGE_BYTES == within;
+    /// The offset in the file of the byte `within` the page.
+    pub(crate) const fn offset_of(&self, within: u64) -> u64 {
+        self.number.wrapping_mul(PAGE_BYTES).wrapping_add(within)
+    }
+
+    /// The probed instructions at the offset `at` in the file. An instruction that may leave a function is probed for its return, too.
+    pub(crate) fn sites_at(&self, at: u64, may_leave: bool) -> impl Iterator<Item = &CodeSite> {
+        let is_here =
+            move |site: &&CodeSite| site.offset == at || (may_leave && site.is_in_function(at));
         self.sites.iter().filter(is_here)
     }
 }

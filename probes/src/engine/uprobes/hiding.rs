@@ -12,6 +12,7 @@ use vmm::{ProtectError, SlotError};
 use super::code_table::{CodePage, CodeTable};
 use super::target::Target;
 use super::{Announced, Uprobes, wanted};
+use crate::registry::{Missed, Probe};
 use crate::resolve::Refusal;
 
 impl Uprobes {
@@ -118,6 +119,10 @@ impl Uprobes {
                 .note(Some(&target.probe), format!("cannot be armed: {reason}"));
             let status = &target.probe.status;
             status.set_state(ProbeState::Refused, Some(reason.to_owned()));
+            let is_its = |probe: &Arc<Probe>| Arc::ptr_eq(probe, &target.probe);
+            for call in self.calls.forget(is_its) {
+                call.probe.counters.lose_call(Missed::Disarmed);
+            }
         }
         self.hidden.table.store(Arc::default());
         self.protections.hide(paused, BTreeSet::new())

@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs execute and report on their own threads. Targets and the table change with the vCPUs paused.
 
+pub(crate) mod code_hit;
 pub(crate) mod code_table;
 pub(crate) mod file_events;
 pub(crate) mod guest_files;
@@ -13,7 +14,8 @@ pub(crate) mod hidden_code;
 mod hiding;
 mod lost_events;
 pub(crate) mod private_copies;
-pub(crate) mod report;
+mod report;
+mod returns;
 mod search;
 pub(crate) mod target;
 
@@ -33,9 +35,11 @@ use crate::engine::programs::Programs;
 use crate::engine::protections::Protections;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
+use crate::engine::returns::program_calls::ProgramCalls;
 use crate::engine::running::Running;
 use crate::registry::{FileEvent, Missed, Probe};
 
+use code_table::one_of_each;
 use file_events::{AddedFolio, FileChange, FileEvents, FirstPage};
 use guest_files::GuestFiles;
 use hidden_code::HiddenCode;
@@ -53,6 +57,7 @@ pub(crate) struct Uprobes {
     pub(crate) protections: Arc<Protections>,
     pub(crate) hidden: Arc<HiddenCode>,
     pub(crate) copies: Arc<PrivateCopies>,
+    pub(crate) calls: Arc<ProgramCalls>,
     pub(crate) files: GuestFiles,
     pub(crate) events: FileEvents,
     /// In the order of registration. Replaced with the vCPUs paused.
@@ -232,8 +237,9 @@ impl Uprobes {
                 let exists = reader.exists(&file);
                 let page = reader.page(&file, number).filter(|_| exists);
                 if page.is_some_and(|page| !table.hides(page, file, number)) {
-                    let sites = wanted.get(&(file, number)).into_iter().flatten();
-                    sites.for_each(|site| site.probe.counters.miss(Missed::Unprotected));
+                    let sites = wanted.get(&(file, number)).map(|sites| &sites[..]);
+                    one_of_each(sites.unwrap_or_default())
+                        .for_each(|site| site.probe.counters.miss(Missed::Unprotected));
                 }
             }
         });
@@ -248,7 +254,17 @@ impl Uprobes {
         mapping: Mapping,
     ) {
         for target in targets.iter_mut().filter(|target| target.wants(file)) {
-            let refused = target.bind(reader, file).err();
+            let bound = target.bind(reader, file);
+            if let Ok(left_out @ 1..) = bound
+                && target.may_note()
+            {
+                let text = format!(
+                    "{left_out} functions of {} with such names are left out: the file does not say where they end, or they are longer than 64 KiB",
+                    file.path
+                );
+                self.reporter.note(Some(&target.probe), text);
+            }
+            let refused = bound.err();
             let is_known = target.refused == refused;
             if let Some(why) = refused.as_ref().filter(|_| !is_known && target.may_note()) {
                 let text = format!("{} is not probed: {why}", file.path);

@@ -46,7 +46,11 @@ impl PrivateCopies {
         }
         let paging = vcpu.system_state()?.paging;
         if self.stacks.is_within(&paging, &regs, &COPIERS) != Some(false) {
-            sites.for_each(|site| self.miss(&site.probe));
+            // A probe may be at several instructions.
+            let mut missed = BTreeSet::new();
+            sites
+                .filter(|site| missed.insert(site.probe.id))
+                .for_each(|site| self.miss(&site.probe));
         }
         Ok(())
     }

@@ -5,34 +5,14 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use events::Tier;
 use text::{GuestError, Vcpu};
-use vmm::kvm_regs;
 
 use super::Uprobes;
-use super::code_table::{CodePage, CodeSite};
+use super::code_hit::{CodeHit, Leaving, OnPage, ProgramState};
+use super::code_table::{CodePage, CodeSite, one_of_each};
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::tasks::Position;
-use crate::handler::HitContext;
 use crate::hit_state::HitState;
 use crate::registry::{Missed, Purpose};
-
-/// An instruction that is about to be executed on a hidden page, with the probes there.
-#[derive(Debug)]
-pub(crate) struct CodeHit {
-    pub(crate) sites: Vec<CodeSite>,
-    /// The registers in front of the instruction.
-    pub(crate) regs: kvm_regs,
-}
-
-/// Whether a hidden page is still that of its file.
-#[derive(Debug)]
-pub(crate) enum OnPage {
-    /// The page belongs to another use.
-    Outdated,
-    /// The probed instruction is about to be executed.
-    Hit(CodeHit),
-    /// No probe is at the instruction, or the instruction is not on a hidden page.
-    NoHit,
-}
 
 impl Uprobes {
     /// Looks at the instruction at `gpa`, at which the vCPU stands.
@@ -40,12 +20,18 @@ impl Uprobes {
         &self,
         vcpu: &mut dyn Vcpu,
         gpa: Gpa,
+        leaving: Leaving,
     ) -> Result<OnPage, GuestError> {
         let table = self.hidden.table.load();
         let Some(page) = table.holding(gpa) else {
             return Ok(OnPage::NoHit);
         };
-        let sites: Vec<CodeSite> = page.sites_at(gpa.page_offset()).cloned().collect();
+        let at = page.offset_of(gpa.page_offset());
+        let mut may_leave = false;
+        if leaving != Leaving::Never && !self.calls.is_empty() {
+            may_leave = self.calls.has_any_at(vcpu.regs()?.rsp);
+        }
+        let sites: Vec<CodeSite> = page.sites_at(at, may_leave).cloned().collect();
         if sites.is_empty() {
             return Ok(OnPage::NoHit);
         }
@@ -53,7 +39,21 @@ impl Uprobes {
             return Ok(OnPage::Outdated);
         }
         let regs = vcpu.regs()?;
-        Ok(OnPage::Hit(CodeHit { sites, regs }))
+        Ok(OnPage::Hit(CodeHit {
+            sites,
+            at,
+            leaving,
+            regs,
+            state: None,
+        }))
+    }
+
+    /// The system registers of a vCPU in a program.
+    pub(crate) fn program_state(&self, vcpu: &mut dyn Vcpu) -> Result<ProgramState, GuestError> {
+        Ok(ProgramState {
+            paging: vcpu.system_state()?.paging,
+            kernel: HitState::from(self.running.kernel_state(vcpu)?),
+        })
     }
 
     /// Whether the page at `gpa` is still in its file.
@@ -67,8 +67,8 @@ impl Uprobes {
     /// Counts an exit for each probe on the page at `gpa`.
     pub(crate) fn count_exit(&self, gpa: Gpa) {
         let table = self.hidden.table.load();
-        let sites = table.holding(gpa).map(|page| &page.sites);
-        for site in sites.into_iter().flatten() {
+        let sites = table.holding(gpa).map(|page| &page.sites[..]);
+        for site in one_of_each(sites.unwrap_or_default()) {
             site.probe.counters.count_exit();
         }
     }
@@ -81,21 +81,29 @@ impl Uprobes {
         tier: Tier,
     ) -> Result<(), GuestError> {
         // The first probe that needs the state pays for the request to KVM.
-        let mut state = None;
-        for CodeSite { probe, symbol, .. } in &executed.sites {
+        let mut state = executed.state.as_deref().cloned();
+        for site in &executed.sites {
+            let CodeSite { probe, symbol, .. } = site;
             let regs = executed.regs;
+            if let Purpose::Return(purpose) = &probe.purpose {
+                self.follow(vcpu, executed, site, purpose, tier, &mut state)?;
+                continue;
+            }
             if probe.only_counts() {
                 probe.counters.count_recorded();
                 probe.tier.passed_by(tier);
                 continue;
             }
-            // Filters, aggregates and events read the kernel's data, which the program's `gs` and page tables do not show.
-            let state = match &state {
-                Some(state) => state,
-                None => state.insert(HitState::from(self.running.kernel_state(vcpu)?)),
+            let depth = match self.calls.is_empty() {
+                true => 0,
+                false => {
+                    let program = self.state_once(vcpu, &mut state)?;
+                    let position = Position::At(Gva(regs.rip));
+                    let task = self.records.tasks.address(&program.kernel, position);
+                    self.calls.enclosing(program.paging.root(), task, regs.rsp)
+                }
             };
-            let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
-            hit.set_state(state.clone());
+            let mut hit = self.context(vcpu, regs, &mut state)?;
             let mut arguments = HitArguments::new(probe, &self.reporter);
             // The exit is counted at the page.
             let programs = &self.programs;
@@ -107,7 +115,8 @@ impl Uprobes {
             match &probe.purpose {
                 Purpose::Trace => {
                     let (ip, symbol) = (Gva(regs.rip), Arc::clone(symbol));
-                    self.records.emit_in_program(&mut hit, probe, ip, symbol)?;
+                    self.records
+                        .emit_in_program(&mut hit, probe, ip, symbol, depth)?;
                 }
                 Purpose::Aggregate(aggregated) => {
                     let position = Position::At(Gva(regs.rip));
@@ -118,7 +127,7 @@ impl Uprobes {
                         probe.counters.miss(Missed::UnknownTask);
                     }
                 }
-                // Handlers, injections and returns are refused in programs.
+                // Handlers and injections are refused in programs.
                 _ => (),
             }
         }

@@ -5,22 +5,24 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
-use inspect::{FileId, FileReader, FileVersion, NoCode, OpenFile, Storage};
+use inspect::{FileFunction, FileId, FileReader, FileVersion, NoCode, OpenFile, Storage};
 use introspect::insn::{NotABoundary, check_boundary};
 use manifest::{FilePlace, ProgramCode};
 
 use super::code_table::CodeSite;
-use crate::registry::{Missed, Probe};
+use crate::registry::{Missed, Probe, Purpose};
 
 /// The most files of a probe at once: a file that replaces another of the same path is another file.
 const MAX_FILES: usize = 16;
 /// The most notes about files that are not probed.
 const MAX_NOTES: u8 = 16;
-/// The most functions of a pattern.
+/// The most functions of a pattern, and the most pages of their code.
 const MAX_PLACES: usize = 1000;
+/// Behind the name of a function, the name of its part for rare cases, which the compiler has put elsewhere.
+const PART: &str = ".cold";
 /// The first bytes of a 32-bit program.
 const MAGIC_32: [u8; 5] = *b"\x7fELF\x01";
-/// The most bytes that are decoded for a boundary.
+/// The most bytes of a function that are decoded for a boundary, or whose returns are probed.
 const MAX_FUNCTION_BYTES: u64 = 64 << 10;
 
 /// A probe in the programs that map a file.
@@ -70,8 +72,37 @@ struct BoundFile {
 struct BoundPlace {
     /// The offset in the file, bytes.
     offset: u64,
+    /// For a probe at returns: the function, and the part of it that the compiler has put elsewhere.
+    parts: Arc<[Range<u64>]>,
     /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`.
     symbol: Arc<str>,
+}
+
+/// The probed instructions that a file has been found to have.
+#[derive(Debug)]
+struct FoundPlaces {
+    places: Vec<BoundPlace>,
+    /// The functions that match the pattern, and that the probe cannot be in.
+    left_out: usize,
+}
+
+impl FoundPlaces {
+    fn one(place: BoundPlace) -> Self {
+        Self {
+            places: vec![place],
+            left_out: 0,
+        }
+    }
+}
+
+impl BoundPlace {
+    /// The numbers of the pages with the instruction, or with the function whose returns are probed.
+    fn pages(&self) -> BTreeSet<u64> {
+        let own = self.offset / PAGE_BYTES;
+        let pages_of = |part: &Range<u64>| part.start / PAGE_BYTES..part.end.div_ceil(PAGE_BYTES);
+        let of_parts = self.parts.iter().flat_map(pages_of);
+        of_parts.chain([own]).collect()
+    }
 }
 
 /// Why a file is not probed.
@@ -91,13 +122,34 @@ pub(crate) enum Unbound {
         "it has {0} functions with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
     )]
     TooManyFunctions(usize),
+    #[error("it does not say how long the function `{0}` is, so its returns cannot be found")]
+    NoEnd(String),
+    #[error(
+        "the function `{name}` has {bytes} bytes, and a probe at returns is in functions of at most {MAX_FUNCTION_BYTES}"
+    )]
+    TooLong { name: String, bytes: u64 },
+    #[error(
+        "it does not say how long any of its {0} functions with such names is, so their returns cannot be found"
+    )]
+    NoFunctionWithEnd(usize),
+    #[error(
+        "its functions with such names are on {0} pages, and a probe can be on {MAX_PLACES}: use a narrower pattern"
+    )]
+    TooManyPages(usize),
 }
 
 impl Unbound {
     /// Whether programs may execute the probed instruction nevertheless. A function that was not found may be in a table that is not in memory.
     pub(crate) const fn may_execute(&self) -> bool {
         match self {
-            Self::Storage(_) | Self::Not64Bit | Self::TooMany | Self::TooManyFunctions(_) => true,
+            Self::Storage(_)
+            | Self::Not64Bit
+            | Self::TooMany
+            | Self::TooManyFunctions(_)
+            | Self::NoEnd(_)
+            | Self::TooLong { .. }
+            | Self::NoFunctionWithEnd(_)
+            | Self::TooManyPages(_) => true,
             Self::Code(why) => !matches!(why, NoCode::Outside { .. }),
             Self::Boundary(_) => false,
         }
@@ -161,7 +213,7 @@ impl Target {
     pub(crate) fn has_page_in(&self, file: &FileId, pages: &[Range<u64>]) -> bool {
         let mut bound = self.files.iter().filter(|bound| bound.file == *file);
         bound.any(|bound| {
-            let mut numbers = bound.places.iter().map(|place| place.offset / PAGE_BYTES);
+            let mut numbers = bound.places.iter().flat_map(BoundPlace::pages);
             numbers.any(|number| pages.iter().any(|pages| pages.contains(&number)))
         })
     }
@@ -171,8 +223,12 @@ impl Target {
         self.files.retain(|bound| reader.exists(&bound.file));
     }
 
-    /// Puts the probe into `file`.
-    pub(crate) fn bind(&mut self, reader: &FileReader<'_>, file: &OpenFile) -> Result<(), Unbound> {
+    /// Puts the probe into `file`. Returns the number of functions that match the pattern, and that the probe cannot be in.
+    pub(crate) fn bind(
+        &mut self,
+        reader: &FileReader<'_>,
+        file: &OpenFile,
+    ) -> Result<usize, Unbound> {
         self.forget_gone(reader);
         match file.storage {
             Storage::PageCache => (),
@@ -182,9 +238,12 @@ impl Target {
             Storage::Fuse => return Err(Unbound::Storage("in a file system of FUSE")),
         }
         let is_it = |it: &&BoundFile| it.file.is_same_file(&file.id) && it.version == file.version;
-        let places = match self.earlier.iter().find(is_it) {
-            Some(earlier) => Arc::clone(&earlier.places),
-            None => self.find(reader, file)?.into(),
+        let (places, left_out) = match self.earlier.iter().find(is_it) {
+            Some(earlier) => (Arc::clone(&earlier.places), 0),
+            None => {
+                let found = self.find(reader, file)?;
+                (found.places.into(), found.left_out)
+            }
         };
         // With other contents, the instruction is elsewhere.
         self.files.retain(|bound| bound.file != file.id);
@@ -204,56 +263,130 @@ impl Target {
         self.earlier.truncate(MAX_FILES - 1);
         self.earlier.push_front(bound.clone());
         self.files.push(bound);
-        Ok(())
+        Ok(left_out)
     }
 
     /// The probed instructions of the file.
-    fn find(&self, reader: &FileReader<'_>, file: &OpenFile) -> Result<Vec<BoundPlace>, Unbound> {
+    fn find(&self, reader: &FileReader<'_>, file: &OpenFile) -> Result<FoundPlaces, Unbound> {
         let mut magic = [0; 5];
         if reader.read(&file.id, 0, &mut magic).is_some() && magic == MAGIC_32 {
             return Err(Unbound::Not64Bit);
         }
         let path = &self.code.path;
         match &self.code.place {
-            FilePlace::Offset(offset) => Ok(vec![BoundPlace {
+            FilePlace::Offset(offset) => Ok(FoundPlaces::one(BoundPlace {
                 offset: *offset,
+                parts: Arc::default(),
                 symbol: format!("{offset:#x} [{path}]").into(),
-            }]),
+            })),
             FilePlace::Symbol { name, offset } => {
-                let start = reader.function(&file.id, name, 0)?;
-                let at = reader.function(&file.id, name, *offset)?;
-                check(reader, &file.id, start, *offset)?;
-                Ok(vec![BoundPlace {
+                let function = reader.function(&file.id, name)?;
+                let at = function.at(*offset)?;
+                check(reader, &file.id, function.offset, *offset)?;
+                Ok(FoundPlaces::one(BoundPlace {
                     offset: at,
+                    parts: self.parts_of(&function, &self.all_parts(reader, file))?,
                     symbol: format!("{name}+{offset:#x} [{path}]").into(),
-                }])
+                }))
             }
             FilePlace::Glob(pattern) => {
                 let found = reader.functions(&file.id, pattern)?;
-                if found.len() > MAX_PLACES {
-                    return Err(Unbound::TooManyFunctions(found.len()));
+                let parts = self.all_parts(reader, file);
+                let (mut places, mut pages, mut left_out) = (Vec::new(), BTreeSet::new(), 0);
+                for function in found.into_iter().filter(|it| !self.is_part(it)) {
+                    if !self.can_be_at(&function) {
+                        left_out += 1;
+                        continue;
+                    }
+                    let place = BoundPlace {
+                        offset: function.offset,
+                        parts: self.parts_of(&function, &parts)?,
+                        symbol: format!("{}+0x0 [{path}]", function.name).into(),
+                    };
+                    pages.extend(place.pages());
+                    places.push(place);
                 }
-                let places = found.into_iter().map(|(offset, name)| BoundPlace {
-                    offset,
-                    symbol: format!("{name}+0x0 [{path}]").into(),
-                });
-                Ok(places.collect())
+                match places.len() {
+                    0 if left_out == 0 => Err(NoCode::NoMatch(pattern.clone()).into()),
+                    0 => Err(Unbound::NoFunctionWithEnd(left_out)),
+                    functions if functions > MAX_PLACES => {
+                        Err(Unbound::TooManyFunctions(functions))
+                    }
+                    _ if pages.len() > MAX_PLACES => Err(Unbound::TooManyPages(pages.len())),
+                    _ => Ok(FoundPlaces { places, left_out }),
+                }
             }
         }
+    }
+
+    /// Whether the calls of functions are followed to their returns.
+    fn follows(&self) -> bool {
+        matches!(self.probe.purpose, Purpose::Return(_))
+    }
+
+    /// Whether the function is part of another, which nothing calls.
+    fn is_part(&self, function: &FileFunction) -> bool {
+        self.follows() && function.name.contains(PART)
+    }
+
+    /// Whether the probe can be at a function that matches its pattern.
+    fn can_be_at(&self, function: &FileFunction) -> bool {
+        !self.follows() || range_of(function).is_ok()
+    }
+
+    /// The parts of all functions that the compiler has put elsewhere, for a probe at returns.
+    fn all_parts(&self, reader: &FileReader<'_>, file: &OpenFile) -> Vec<FileFunction> {
+        let pattern = format!("*{PART}*");
+        match self.follows() {
+            true => reader.functions(&file.id, &pattern).unwrap_or_default(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The parts of the function among `all`, itself included, for a probe at returns. Functions of one name share their parts.
+    fn parts_of(
+        &self,
+        function: &FileFunction,
+        all: &[FileFunction],
+    ) -> Result<Arc<[Range<u64>]>, Unbound> {
+        if !self.follows() {
+            return Ok(Arc::default());
+        }
+        let is_its = |part: &&FileFunction| {
+            let rest = part.name.strip_prefix(&function.name);
+            let rest = rest.and_then(|rest| rest.strip_prefix(PART));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let parts = [range_of(function)?].into_iter();
+        let elsewhere = all.iter().filter(is_its).filter_map(|it| range_of(it).ok());
+        Ok(parts.chain(elsewhere).collect())
     }
 
     /// Adds the pages with the instructions in the files that `is_wanted` names.
     pub(crate) fn add_wanted(&self, is_wanted: impl Fn(&FileId) -> bool, wanted: &mut WantedPages) {
         for BoundFile { file, places, .. } in self.files.iter().filter(|it| is_wanted(&it.file)) {
-            for BoundPlace { offset, symbol } in places.iter() {
-                let sites = wanted.entry((*file, offset / PAGE_BYTES)).or_default();
-                sites.push(CodeSite {
-                    probe: Arc::clone(&self.probe),
-                    offset: *offset,
-                    symbol: Arc::clone(symbol),
-                });
+            for place in places.iter() {
+                for number in place.pages() {
+                    let sites = wanted.entry((*file, number)).or_default();
+                    sites.push(CodeSite {
+                        probe: Arc::clone(&self.probe),
+                        offset: place.offset,
+                        parts: Arc::clone(&place.parts),
+                        symbol: Arc::clone(&place.symbol),
+                    });
+                }
             }
         }
+    }
+}
+
+/// The bytes of the function, offsets in the file.
+fn range_of(function: &FileFunction) -> Result<Range<u64>, Unbound> {
+    let (name, bytes) = (function.name.clone(), function.bytes);
+    match function.offset.checked_add(bytes) {
+        _ if bytes == 0 => Err(Unbound::NoEnd(name)),
+        Some(end) if bytes <= MAX_FUNCTION_BYTES => Ok(function.offset..end),
+        _ => Err(Unbound::TooLong { name, bytes }),
     }
 }
 
