@@ -27,7 +27,7 @@ echo "${list[@]}" | /usr/bin/wc -w
 /// The function of the shell that runs a command. Subshells end within it.
 const COMMANDS: &str = "uretprobe:/bin/bash:execute_command";
 
-/// The files of the programs: themselves, and those that the loader of this machine maps.
+/// The programs, and the libraries that the loader of this machine maps for the programs.
 fn files() -> BTreeSet<PathBuf> {
     let programs = [SHELL].into_iter().chain(FILTERS);
     let all = programs.flat_map(|program| {

@@ -118,8 +118,8 @@ impl<'r> Interpreter<'r> {
         instruction(at, self.memory.guest()).ok_or(Uninterpreted::NoCode { at })
     }
 
-    /// Whether the next instruction is a call whose first byte the guest has replaced by an `int3`, while it changes the call: as a call, it leads
-    /// to code.
+    /// Whether the next instruction may be a call whose first byte the guest has replaced by an `int3` to change the call: as a call, the
+    /// instruction would lead to readable memory.
     pub(super) fn is_patched_call(&mut self) -> bool {
         let mut distance = [0; 4];
         if !self.memory.guest()(self.rip.wrapping_add(1), &mut distance) {
