@@ -16,6 +16,8 @@ use crate::outbox::{Outbox, Posted};
 
 /// Each write notifies the host, which is expensive under emulation.
 const BATCH_BYTES: usize = 64 << 10;
+/// The pause behind a write that has emptied the queue: the next write then has more than one byte of the console.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The event sink of the run inside.
 #[derive(Debug)]
@@ -157,6 +159,9 @@ fn write_all(queued: &Receiver<Message>, mut ports: Ports<impl Write, impl Write
         }
         lines.clear();
         in_lines = 0;
+        if !ended && queued.is_empty() {
+            thread::sleep(PAUSE);
+        }
     }
     lost
 }
