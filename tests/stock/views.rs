@@ -1,8 +1,9 @@
 //! `hyprobe ps`, `lsmod`, `dmesg` and `bt`, compared with what the guest itself says, and with the views of a dump.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use control::Client;
 use control::api::{ListedModule, ListedStack, ListedTask, LogRecord, MachineState};
@@ -90,7 +91,7 @@ view() {
 }
 view before
 echo "view before log"
-$b dmesg
+$b dmesg | $b gzip | $b base64
 echo "end of view"
 echo "view before modules"
 $b cat /proc/modules
@@ -106,7 +107,7 @@ while [ $i -lt 3000 ]; do
     i=$((i + 1))
 done
 echo "view wrapped log"
-$b dmesg
+$b dmesg | $b gzip | $b base64
 echo "end of view"
 echo "ready for the log"
 $b sleep 12
@@ -131,6 +132,25 @@ fn view(console: &str, name: &str) -> String {
     let behind = lines.skip_while(|line| *line != start).skip(1);
     let lines = behind.take_while(|line| *line != END);
     lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// The log in a view of the guest's. The guest compresses the log: each byte of the console costs exits.
+fn unpacked_log(console: &str, name: &str) -> String {
+    let mut decoder = Command::new("sh")
+        .args(["-c", "base64 -d | gzip -d"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the decoder starts");
+    let mut input = decoder.stdin.take().expect("a pipe");
+    // Less than a pipe holds.
+    input
+        .write_all(view(console, name).as_bytes())
+        .expect("it reads");
+    drop(input);
+    let output = decoder.wait_with_output().expect("it is a child");
+    assert!(output.status.success(), "{console}");
+    String::from_utf8(output.stdout).expect("text")
 }
 
 /// The guest's tasks: `task REAL EFFECTIVE CGROUP PID (COMM) STATE PPID …`.
@@ -399,7 +419,7 @@ fn check(image: &str) {
     let idle = sleeping::idle(|| views.objects(&["bt", "--json"]));
     println!("{image}: idle: {idle:?}");
 
-    let in_guest = view(&console, "before log");
+    let in_guest = unpacked_log(&console, "before log");
     assert!(in_guest.lines().count() > 100, "{in_guest}");
     let later = log.strip_prefix(&*in_guest);
     let later = later.unwrap_or_else(|| panic!("{image}: the guest:\n{in_guest}\nhyprobe:\n{log}"));
@@ -439,7 +459,7 @@ fn check(image: &str) {
     let mut client = views.client();
     client.command("resume").expect("resumed");
     let console = views.console();
-    let in_guest = view(&console, "wrapped log");
+    let in_guest = unpacked_log(&console, "wrapped log");
     // The guest prints as many of the last records as its buffer holds with the times.
     let last: String = in_guest
         .lines()
