@@ -333,6 +333,8 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::from(body))
             .map_err(ClientError::Request)?;
+        let is_read = request.method() == Method::GET;
+        let is_open = self.connection.is_some();
         let (path, connection) = (&self.path, &mut self.connection);
         let bytes = self.runtime.block_on(async {
             // The server closes idle connections.
@@ -341,11 +343,18 @@ impl Client {
             {
                 *connection = None;
             }
-            let open = match connection {
-                Some(open) => open,
-                None => connection.insert(connect(path).await?),
+            let mut response = match connection {
+                Some(open) => exchange(open.send_request(request.clone())).await,
+                None => send(connection, path, request.clone()).await,
             };
-            let response = exchange(open.send_request(request)).await?;
+            // The server may close the connection while the request is on its way.
+            if let Err(ClientError::Broken(error)) = &response
+                && is_open
+                && (error.is_canceled() || is_read && error.is_incomplete_message())
+            {
+                response = send(connection, path, request).await;
+            }
+            let response = response?;
             match response.status().is_success() {
                 true => whole(response).await,
                 false => Err(refusal(response).await),
@@ -358,6 +367,16 @@ impl Client {
         })?;
         serde_json::from_slice(&bytes).map_err(ClientError::Unreadable)
     }
+}
+
+/// Sends a request on a new connection.
+async fn send(
+    connection: &mut Option<SendRequest<Full<Bytes>>>,
+    path: &Path,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, ClientError> {
+    let open = connection.insert(connect(path).await?);
+    exchange(open.send_request(request)).await
 }
 
 fn probe_path(id: &str) -> String {
@@ -433,12 +452,4 @@ async fn refusal(response: Response<Incoming>) -> ClientError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn special_characters_of_an_address_are_encoded() {
-        assert_eq!(encoded("a-b_c.7"), "a-b_c.7");
-        assert_eq!(encoded("vfs_*/?ä"), "vfs_%2A%2F%3F%C3%A4");
-    }
-}
+mod tests;
