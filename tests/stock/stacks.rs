@@ -2,27 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use control::Client;
 use control::api::{AddProbe, AddProbes};
+use control::{Client, ClientError};
 use events::{Hex, Hit};
-use introspect::{BuildId, PatchKind, Symbol};
+use introspect::{BuildId, PatchKind, PatchTime, Symbol};
 use manifest::ProbeAction;
 
-use crate::boot::{Boot, Ran, Running, Stock, probe};
+use crate::boot::{Boot, Ran, Running, Stock};
 
 /// The seed of the choice of functions.
 const SEED: u64 = 0x5eed;
 const SOCKET: &str = "x.sock";
 /// The guest's line before the work whose stacks are compared.
 const READY: &str = "stacks: ready";
-/// The guest's line when it traces, after the time in which the probes are added.
-const BEGUN: &str = "stacks: begun";
+/// The function that the guest calls when it starts to trace, and when it ends.
+const SWITCH: &str = "kprobe:rb_simple_write";
 /// The guest's line behind the traced work.
 const TRACED: &str = "stacks: traced";
 /// The most hits of a function in a run: hotter functions take too long on a slow host.
 const MAX_HITS: u64 = 100;
-/// The length of the call of the guest's tracer.
-const CALL: u64 = 5;
 /// The most probes in a request.
 const MOST_ADDED: usize = 1000;
 
@@ -98,8 +96,7 @@ $b wc -l < /both
 # By number, a function is found at once, and by name after a search in all of them.
 echo $($b awk 'NR == FNR { w[$1]; next } $1 in w { print FNR }' /both /all) > /t/set_ftrace_filter
 echo "stacks: ready"
-$b sleep 10
-echo "stacks: begun"
+$b sleep 3
 echo function > /t/current_tracer
 echo 1 > /t/options/sym-addr
 echo 1 > /t/options/func_stack_trace
@@ -167,12 +164,14 @@ impl Random {
 fn chosen(stock: &Stock, most: usize) -> Vec<String> {
     let symbols = stock.kernel.symbols();
     let is_traced = |symbol: &Symbol| {
-        let site = |skipped, len| {
-            let at = symbol.address.checked_add(skipped)?;
-            stock.kernel.sites().overlapping(at, len)
-        };
-        // A function whose next instruction the kernel patches, too, takes a debug register.
-        site(0, CALL).is_some_and(|site| site.kind == PatchKind::Ftrace) && site(CALL, 8).is_none()
+        let sites = stock.kernel.sites();
+        let site = sites.overlapping(symbol.address, 16);
+        site.is_some_and(|site| {
+            // A function whose next instruction the kernel patches, too, takes a debug register.
+            let mut behind = sites.all_overlapping(site.end(), 8);
+            site.kind == PatchKind::Ftrace
+                && !behind.any(|other| other.kind.when() == PatchTime::Runtime)
+        })
     };
     let patterns = BUSY.map(|start| format!("{start}*"));
     let matching = patterns
@@ -220,10 +219,11 @@ fn theirs(ran: &Ran) -> BTreeMap<Key, Vec<Addresses>> {
     stacks
 }
 
-/// The hits of the run, in order.
+/// The hits of the run since the guest has begun to trace, in order.
 fn ours(ran: &Ran) -> BTreeMap<Key, Vec<Hit>> {
     let mut stacks: BTreeMap<Key, Vec<Hit>> = BTreeMap::new();
-    for hit in ran.hits() {
+    let hits = ran.hits().into_iter();
+    for hit in hits.skip_while(|hit| &*hit.probe != SWITCH) {
         let function = hit.probe.trim_start_matches("kprobe:").to_owned();
         let thread = hit.task.as_ref().map_or(0, |task| task.tid);
         stacks.entry((thread, function)).or_default().push(hit);
@@ -264,66 +264,6 @@ fn are_equal(theirs: &[String], ours: &Hit) -> bool {
     is_probed(function, ours.ip) && in_guest == callers
 }
 
-/// The guest's stacks of a function and a thread, beside the hits.
-#[derive(Default)]
-struct Comparison<'a> {
-    /// The hits whose stacks are those of the guest.
-    equal: Vec<&'a Hit>,
-    /// Stacks of the guest without a hit.
-    unequal: Vec<&'a Addresses>,
-    /// Hits between two stacks of the guest.
-    skipped: Vec<&'a Hit>,
-}
-
-impl<'a> Comparison<'a> {
-    /// The guest's tracer starts later than the probes, and hits before its first stack are not skipped. The first stack may be that of
-    /// several hits: the best choice counts.
-    fn of(theirs: &'a [Addresses], hits: &'a [Hit]) -> Self {
-        let mut best = Self::behind(theirs, hits);
-        for start in 1..hits.len() {
-            if best.faults() == (0, 0) {
-                break;
-            }
-            let other = Self::behind(theirs, &hits[start..]);
-            if other.faults() < best.faults() {
-                best = other;
-            }
-        }
-        best
-    }
-
-    fn behind(theirs: &'a [Addresses], hits: &'a [Hit]) -> Self {
-        let mut comparison = Self::default();
-        let mut hits = hits.iter();
-        let mut left_out: usize = 0;
-        for stack in theirs {
-            // An interrupt of the guest's own tracer is not compared: the beginning of the tracer's frames is not clear.
-            if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
-                left_out += 1;
-                continue;
-            }
-            // The guest's buffer holds some of the hits, in the same order.
-            let mut behind = hits.clone().enumerate();
-            let Some((before, hit)) = behind.find(|(_, hit)| are_equal(stack, hit)) else {
-                comparison.unequal.push(stack);
-                continue;
-            };
-            let passed: Vec<&Hit> = hits.by_ref().take(before + 1).collect();
-            if !comparison.equal.is_empty() {
-                let skipped = &passed[..before.saturating_sub(left_out)];
-                comparison.skipped.extend(skipped);
-            }
-            left_out = 0;
-            comparison.equal.push(hit);
-        }
-        comparison
-    }
-
-    fn faults(&self) -> (usize, usize) {
-        (self.unequal.len(), self.skipped.len())
-    }
-}
-
 /// A run of `script` with probes at `functions` from the traced work on.
 fn start_with_probes(
     stock: &Stock,
@@ -335,17 +275,32 @@ fn start_with_probes(
     let mut running = boot.start();
     running.wait_for_console(READY);
     let mut client = client(&running);
-    for functions in functions.chunks(MOST_ADDED) {
-        let added = functions
-            .iter()
-            .map(|function| probe(AddProbe::new(format!("kprobe:{function}"))));
-        let added = AddProbes::Many(added.collect());
-        client.add(&added).expect("added");
+    // The guest's work waits for the probes.
+    client.command("pause").expect("paused");
+    let specs = functions.iter().map(|name| format!("kprobe:{name}"));
+    let specs: Vec<String> = specs.chain([SWITCH.to_owned()]).collect();
+    for specs in specs.chunks(MOST_ADDED) {
+        add(&mut client, specs, &probe);
     }
-    let console = std::fs::read(running.folder().join("console")).expect("readable");
-    let console = String::from_utf8_lossy(&console);
-    assert!(!console.contains(BEGUN), "the probes came too late");
+    client.command("resume").expect("resumed");
     running
+}
+
+/// Adds probes, but none that needs one of the four debug registers when these are taken.
+fn add(client: &mut Client, specs: &[String], probe: impl Fn(AddProbe) -> AddProbe) {
+    let added = specs.iter().map(|spec| probe(AddProbe::new(spec.clone())));
+    let mut added: Vec<AddProbe> = added.collect();
+    loop {
+        let refused = match client.add(&AddProbes::Many(added.clone())) {
+            Ok(_) => return,
+            Err(ClientError::Refused(refused)) => refused,
+            Err(error) => panic!("{error}"),
+        };
+        assert!(refused.detail.contains("debug registers"), "{refused:?}");
+        let pointer = refused.pointer.as_deref().unwrap_or_default();
+        let place = pointer.trim_matches(|c: char| !c.is_ascii_digit());
+        added.remove(place.parse().expect("a number"));
+    }
 }
 
 fn client(running: &Running) -> Client {
@@ -363,8 +318,10 @@ fn check(image: &str, sample: Sample) {
     });
     let summary = running.finish().summary();
     functions.retain(|function| {
-        let hits = probe(&summary, &format!("kprobe:{function}")).hits;
-        (1..=MAX_HITS).contains(&hits)
+        let spec = format!("kprobe:{function}");
+        let mut probes = summary.probes.iter();
+        let counted = probes.find(|probe| probe.probe == spec);
+        counted.is_some_and(|probe| (1..=MAX_HITS).contains(&probe.hits))
     });
     let mut random = Random(SEED);
     while functions.len() > sample.compared {
@@ -379,7 +336,11 @@ fn check(image: &str, sample: Sample) {
     });
     running.wait_for_console(TRACED);
     // With events, the rest of the guest's work would be slow. If the guest has ended already, it was fast enough.
-    let _ = client(&running).remove_all();
+    let removed = client(&running).remove_all();
+    assert!(
+        !matches!(removed, Err(ClientError::Refused(_))),
+        "{removed:?}"
+    );
     let ran = running.finish();
     assert_eq!(ran.code, Some(0), "{}", ran.report());
     assert!(ran.console.contains("stacks: done"), "{}", ran.report());
@@ -387,17 +348,32 @@ fn check(image: &str, sample: Sample) {
     let (theirs, ours) = (theirs(&ran), ours(&ran));
     let mut equal = BTreeSet::new();
     let (mut stacks, mut unequal, mut in_interrupts) = (0, Vec::new(), 0);
+    // Hits between two stacks of the guest's.
     let mut skipped: Vec<&Hit> = Vec::new();
     for (key, theirs) in &theirs {
-        let hits = ours.get(key).map_or(&[][..], Vec::as_slice);
-        let comparison = Comparison::of(theirs, hits);
-        stacks += comparison.equal.len() + comparison.unequal.len();
-        unequal.extend(comparison.unequal.into_iter().map(|stack| (key, stack)));
-        // A tick may interrupt the guest's tracer, which records no other function meanwhile.
-        if key.1 != IN_INTERRUPT {
-            skipped.extend(comparison.skipped);
-        }
-        for hit in comparison.equal {
+        let mut hits = ours.get(key).map_or(&[][..], Vec::as_slice).iter();
+        // The guest's tracer starts later: the hits before its first stack are not skipped.
+        let mut has_begun = false;
+        let mut left_out: usize = 0;
+        for stack in theirs {
+            // An interrupt of the guest's own tracer is not compared: the beginning of the tracer's frames is not clear.
+            if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
+                left_out += 1;
+                continue;
+            }
+            stacks += 1;
+            // The guest's buffer holds some of the hits, in the same order.
+            let mut behind = hits.clone().enumerate();
+            let Some((before, hit)) = behind.find(|(_, hit)| are_equal(stack, hit)) else {
+                unequal.push((key, stack));
+                continue;
+            };
+            let passed: Vec<&Hit> = hits.by_ref().take(before + 1).collect();
+            // A tick may interrupt the guest's tracer, which records no other function meanwhile.
+            if has_begun && key.1 != IN_INTERRUPT {
+                skipped.extend(&passed[..before.saturating_sub(left_out)]);
+            }
+            (has_begun, left_out) = (true, 0);
             equal.insert(&key.1);
             let frames = hit.stack.iter().flatten();
             let mut symbols = frames.filter_map(|frame| frame.symbol.as_deref());
