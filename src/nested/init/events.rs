@@ -16,7 +16,7 @@ use crate::outbox::{Outbox, Posted};
 
 /// Each write notifies the host, which is expensive under emulation.
 const BATCH_BYTES: usize = 64 << 10;
-/// The pause behind a write that has emptied the queue: the next write then has more than one byte of the console.
+/// The pause behind a write that has emptied the queue. A guest that prints posts each byte alone: the next write then has several.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The event sink of the run inside.
