@@ -165,16 +165,17 @@ static unsigned long file_offset(unsigned long address)
 	return 0;
 }
 
-static void own_uprobe_turn(void)
+/* `start` is a definition's text in front of the offset. */
+static void own_turn_in_function(const char *start, const char *enable_path)
 {
 	char definition[TEXT_MAX];
 
-	put_field("p:self/own_uprobe /init:", file_offset((unsigned long)probed_function));
+	put_field(start, file_offset((unsigned long)probed_function));
 	for (unsigned long at = 0; at < text_used; at++)
 		definition[at] = text[at];
 	definition[text_used] = 0;
 	text_used = 0;
-	own_turn(&uprobes, definition, "/t/events/self/own_uprobe/enable", function_calls);
+	own_turn(&uprobes, definition, enable_path, function_calls);
 }
 
 static void await_input(const char *name)
@@ -222,9 +223,13 @@ static void turns(void)
 	others_turn("function", function_calls);
 	others_turn("uprobe-counted", function_calls);
 	others_turn("uprobe-emitted", function_calls);
+	others_turn("uretprobe-counted", function_calls);
+	others_turn("uretprobe-emitted", function_calls);
 	/* The kernel's own uprobe gives the program a copy of the page. */
 	await_input("own-uprobe");
-	own_uprobe_turn();
+	own_turn_in_function("p:self/own_uprobe /init:", "/t/events/self/own_uprobe/enable");
+	await_input("own-uretprobe");
+	own_turn_in_function("r:self/own_uretprobe /init:", "/t/events/self/own_uretprobe/enable");
 	others_turn("write", sysctl_writes);
 	others_turn("watch-counted", sysctl_writes);
 	others_turn("watch-emitted", sysctl_writes);

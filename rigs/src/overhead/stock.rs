@@ -52,6 +52,8 @@ enum Place {
     Stack,
     /// The entry of a function of the guest's init, alone on a page.
     Program,
+    /// The returns of that function.
+    ProgramReturn,
     /// The kernel's variable behind the sysctl that the guest writes.
     Variable,
     /// No probe.
@@ -76,6 +78,7 @@ impl Place {
                 ..new(&entry)
             }],
             Self::Program => vec![new("uprobe:/init:probed_function")],
+            Self::ProgramReturn => vec![new("uretprobe:/init:probed_function")],
             Self::Variable => vec![new("watch:panic_timeout")],
             Self::Unprobed => Vec::new(),
             Self::Shared => vec![
@@ -128,7 +131,7 @@ const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) 
 }
 
 /// The turns for which the guest waits, in the order of the guest's init.
-const OURS: [Turn; 20] = [
+const OURS: [Turn; 23] = [
     turn("exits", Place::Entry, true, false),
     turn("kprobe", Place::Entry, false, false),
     turn("counted", Place::Entry, true, true),
@@ -145,7 +148,10 @@ const OURS: [Turn; 20] = [
     turn("function", Place::Unprobed, true, false),
     turn("uprobe-counted", Place::Program, true, false),
     turn("uprobe-emitted", Place::Program, false, false),
+    turn("uretprobe-counted", Place::ProgramReturn, true, false),
+    turn("uretprobe-emitted", Place::ProgramReturn, false, false),
     turn("own-uprobe", Place::Unprobed, true, false),
+    turn("own-uretprobe", Place::Unprobed, true, false),
     turn("write", Place::Unprobed, true, false),
     turn("watch-counted", Place::Variable, true, false),
     turn("watch-emitted", Place::Variable, false, false),
@@ -180,7 +186,7 @@ const fn bare(key: &'static str, title: &'static str) -> Row {
 }
 
 /// The rows, in the order of the guest's init.
-pub(super) const ROWS: [Row; 23] = [
+pub(super) const ROWS: [Row; 26] = [
     bare(NONE, "no probe"),
     row(OWN_KPROBE, "the guest's own kprobe event", NONE),
     row(OWN_KRETPROBE, "the guest's own kretprobe event", NONE),
@@ -232,7 +238,18 @@ pub(super) const ROWS: [Row; 23] = [
         "u: ours, emitted as an event",
         FUNCTION,
     ),
+    row("stock-uretprobe-counted", "ur: ours, counted", FUNCTION),
+    row(
+        "stock-uretprobe-emitted",
+        "ur: ours, emitted as an event",
+        FUNCTION,
+    ),
     row("stock-own-uprobe", "the guest's own uprobe event", FUNCTION),
+    row(
+        "stock-own-uretprobe",
+        "the guest's own uretprobe event",
+        FUNCTION,
+    ),
     bare(WRITE, "a write to `/proc/sys/kernel/panic`, no probe"),
     row("stock-watch-counted", "w: ours, counted", WRITE),
     row("stock-watch-emitted", "w: ours, emitted as an event", WRITE),
@@ -285,6 +302,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         format!("own_kprobe {made} 0"),
         format!("own_kretprobe {made} 0"),
         format!("/init own_uprobe {made}"),
+        format!("/init own_uretprobe {made}"),
     ] {
         let wanted = format!("overhead: own {own}");
         if !ran.console.lines().any(|line| line.trim_end() == wanted) {

@@ -27,8 +27,9 @@ of the ring behind each loop, outside of the measured time. What the probe adds 
 
 * The first rows are a getppid(2), probed at `__x64_sys_getppid`. Events have the task, and at an entry the types. At the entry of a function
   the guest's own kprobes are calls of ftrace, without a trap.
-* Rows called u are a call of a function of the guest's init program, probed at the function's entry. The function has four instructions
-  and is alone on its page. The guest's own uprobe is an int3, and the kernel emulates the instruction.
+* Rows called u and ur are a call of a function of the guest's init program, probed at the function's entry, or at its returns. The function has
+  four instructions and is alone on its page. The guest's own uprobe is an int3, and the kernel emulates the instruction. The guest's own
+  uretprobe is an int3 more, at the end of a changed return address.
 * Rows called w are a pwrite(2) to `/proc/sys/kernel/panic`, which writes the kernel's variable `panic_timeout` once. The guest's own tracefs events have
   no counterpart.
 
@@ -127,7 +128,8 @@ pub(super) const READING: &str = "
   kernel's is. **b** asks KVM for the system registers (`KVM_GET_SREGS`), to see that the copy is mapped and may be executed.
 * **k** with events passes each event to a sink that drops the event: the cost of writing is not included.
 * **u** is one exit for all instructions of the function, as the page has no right to execute: the emulator executes the four instructions one
-  after the other (`docs/uprobes.md`). **w** is one exit and one emulated instruction for the write (`docs/watchpoints.md`). The exits of w include those
-  of other writes to the variable's page. A run fails if the hits of u or w differ from the calls.
+  after the other (`docs/uprobes.md`). **ur** is the same exit: hyprobe enters the call at the first instruction into the calls in flight, and takes it
+  out at the `ret`. **w** is one exit and one emulated instruction for the write (`docs/watchpoints.md`). The exits of w include those
+  of other writes to the variable's page. A run fails if the hits of u, ur or w differ from the calls.
   A KVM that interprets the guest's kernel does not run this guest, and refuses probes in programs.
 ";
