@@ -20,7 +20,7 @@ const SWITCH: &str = "kprobe:rb_simple_write";
 /// The guest's line behind the traced work.
 const TRACED: &str = "stacks: traced";
 /// The most hits of a function in a run: hotter functions take too long on a slow host.
-const MAX_HITS: u64 = 100;
+const MAX_HITS: u64 = 50;
 /// The most probes in a request.
 const MOST_ADDED: usize = 1000;
 
