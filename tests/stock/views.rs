@@ -449,10 +449,14 @@ fn check(image: &str) {
     assert_eq!(rows, expected);
 
     views.running.wait_for_console("ready for the log");
+    // The server has closed the idle connection.
+    let mut client = views.client();
     client.command("pause").expect("paused");
     let log = views.command(&["dmesg"]);
     let records: Vec<LogRecord> = views.objects(&["dmesg", "--json"]);
     dumped::compare(&views.socket);
+    // The server has closed the idle connection.
+    let mut client = views.client();
     client.command("resume").expect("resumed");
     let console = views.console();
     let in_guest = unpacked_log(&console, "wrapped log");
