@@ -15,7 +15,7 @@ const SEED: u64 = 0x5eed;
 const SOCKET: &str = "x.sock";
 /// The guest's line before the work whose stacks are compared.
 const READY: &str = "stacks: ready";
-/// The function that the guest calls when it starts to trace, and when it ends.
+/// The guest calls this function to switch its tracer on or off.
 const SWITCH: &str = "kprobe:rb_simple_write";
 /// The guest's line behind the traced work.
 const TRACED: &str = "stacks: traced";
@@ -286,7 +286,7 @@ fn start_with_probes(
     running
 }
 
-/// Adds probes, but none that needs one of the four debug registers when these are taken.
+/// Adds probes. If all four debug registers are taken, leaves out each probe that needs one.
 fn add(client: &mut Client, specs: &[String], probe: impl Fn(AddProbe) -> AddProbe) {
     let added = specs.iter().map(|spec| probe(AddProbe::new(spec.clone())));
     let mut added: Vec<AddProbe> = added.collect();
