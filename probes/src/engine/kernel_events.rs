@@ -49,7 +49,10 @@ fn is_reader(probe: &Probe, reader: Reader) -> bool {
 }
 
 fn placed_one(kernel: &Kernel, kernel_event: KernelEvent) -> Option<Arc<Probe>> {
-    let spec = format!("kprobe:{}", kernel_event.function()).parse().ok()?;
+    let function = kernel_event.function();
+    // `resolve` would search all symbols for similar names.
+    kernel.symbols().lookup(function)?;
+    let spec = format!("kprobe:{function}").parse().ok()?;
     let Resolved { name, place } = resolve(kernel, &spec, 0).ok()?.pop()?;
     let place = place.ok()?;
     let is_optional = matches!(kernel_event, KernelEvent::Reader(_) | KernelEvent::File(_));
