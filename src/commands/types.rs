@@ -103,7 +103,7 @@ fn declared(args: &TypesArgs) -> Result<DeclaredType, TypesError> {
         return find(dump.types(), &args.name, path);
     }
     if let (None, None, Some(socket)) = (file, image, &args.socket) {
-        let mut client = Client::new(socket).map_err(RemoteError::from)?;
+        let client = Client::new(socket).map_err(RemoteError::from)?;
         return Ok(client.declared(&args.name).map_err(RemoteError::from)?);
     }
     let progress = Progress::on_stderr();

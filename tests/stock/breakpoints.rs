@@ -74,7 +74,7 @@ fn check(image: &str) {
     let boot = Boot::with_script(&stock, SCRIPT).host_file_at("/bin/breakpoint", &program);
     let mut running = boot.cpus(2).option("--control", SOCKET).start();
     running.wait_for_console(&format!("own {} ", ROUNDS + 1));
-    let mut client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+    let client = Client::new(&running.folder().join(SOCKET)).expect("a client");
     let added = AddProbes::One(AddProbe::new(WATCHED));
     client.add(&added).expect("added");
     wait_for_rounds(&mut running, ROUNDS);

@@ -119,7 +119,7 @@ fn start(stock: &Stock) -> Guest {
     let mut running = boot.option("--control", SOCKET).start();
     running.wait_for_console("ready");
     let socket = running.folder().join(SOCKET);
-    let mut client = Client::new(&socket).expect("client");
+    let client = Client::new(&socket).expect("client");
     let probes = ["kprobe:vfs_read", "kretprobe:vfs_read"];
     let probes = probes.map(AddProbe::new).to_vec();
     let added = client.add(&AddProbes::Many(probes)).expect("added");
@@ -186,7 +186,7 @@ fn check(image: &str) {
         assert!(sides.contains(&rip) && stack >= 0x1000, "{threads}");
     }
 
-    let mut client = Client::new(&guest.socket).expect("client");
+    let client = Client::new(&guest.socket).expect("client");
     client.command("stop").expect("stopped");
     let ran = guest.running.finish();
     ran.assert_well();

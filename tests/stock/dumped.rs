@@ -119,13 +119,13 @@ fn dump_of_a_kernel_that_moves_has_no_plants_and_the_guest_s_views() {
     let mut running = boot.start();
     running.wait_for_console("ready");
     let socket = running.folder().join("x.sock");
-    let mut client = Client::new(&socket).expect("client");
+    let client = Client::new(&socket).expect("client");
     let hits = client.probes().expect("probes")[0].summary.hits;
     assert!(hits >= 20, "{hits}");
     std::thread::sleep(Duration::from_secs(1));
     client.command("pause").expect("paused");
     compare(&socket);
-    let mut client = Client::new(&socket).expect("client");
+    let client = Client::new(&socket).expect("client");
     client.command("stop").expect("stopped");
     running.finish().assert_well();
 }

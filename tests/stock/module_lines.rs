@@ -132,7 +132,7 @@ fn debug_file_of_a_module_is_fetched_while_the_guest_runs() {
         assert!(!running.has_ended(), "it has ended without a line");
         std::thread::sleep(Duration::from_millis(100));
     }
-    let mut client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+    let client = Client::new(&running.folder().join(SOCKET)).expect("a client");
     client.command("stop").expect("stopped");
     let ran = running.finish();
     let ran_events = ran.events();

@@ -95,7 +95,7 @@ $b poweroff -f
     let mut running = boot.start();
     running.wait_for_console(RELOADED);
     let socket = running.folder().join(SOCKET);
-    let mut client = Client::new(&socket).expect("a client");
+    let client = Client::new(&socket).expect("a client");
     client.command("pause").expect("paused");
     let probes = client.probes().expect("probes");
     let (refused, hits, reason) = state(&probes, &in_own);

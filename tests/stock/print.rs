@@ -243,7 +243,7 @@ fn per_cpu_variables(guest: &Guest) {
 
 /// The sum of the processors' numbers of inodes, at one moment: a processor may forget the inode that another has made.
 fn inodes(guest: &Guest, listed: &dyn Fn(&str) -> Vec<PerCpuVariable>) -> String {
-    let mut client = Client::new(&guest.running.folder().join(SOCKET)).expect("a client");
+    let client = Client::new(&guest.running.folder().join(SOCKET)).expect("a client");
     client.command("pause").expect("paused");
     let inodes = &listed("nr_inodes")[0];
     let words = inodes.copies.iter().map(|copy| match &inodes.declared {

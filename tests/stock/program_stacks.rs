@@ -77,7 +77,7 @@ fn client(running: &Running) -> Client {
     Client::new(&running.folder().join(SOCKET)).expect("a client")
 }
 
-fn stack_of(client: &mut Client, tid: i32) -> ListedStack {
+fn stack_of(client: &Client, tid: i32) -> ListedStack {
     let mut stacks = client.stacks(StacksOf::Task(tid)).expect("a stack").stacks;
     stacks.pop().expect("a stack")
 }
@@ -89,7 +89,7 @@ fn check(image: &str, parameters: &str) {
     let mut running = boot.start();
     let calls = calls(&mut running);
     assert_eq!(calls.len(), 4, "{calls:?}");
-    let mut client = client(&running);
+    let client = client(&running);
     let deep = [
         "with_array",
         "deeper",
@@ -101,7 +101,7 @@ fn check(image: &str, parameters: &str) {
     ];
     let mut seen = Vec::new();
     for (pid, expected) in &calls {
-        let mut looks = (0..LOOKS).map(|_| stack_of(&mut client, *pid));
+        let mut looks = (0..LOOKS).map(|_| stack_of(&client, *pid));
         // The program that never calls the kernel is interrupted by it. Amid a switch of tasks, a kernel stack has no end.
         let listed = looks.find(|listed| {
             (listed.user_mode || listed.vcpu.is_none()) && listed.stack_incomplete.is_none()
@@ -145,7 +145,7 @@ fn check(image: &str, parameters: &str) {
         .any(|record| record.text.contains(IS_ISOLATED));
     assert_eq!(is_isolated, parameters == ISOLATED, "{image}");
     // A thread of the kernel has no program.
-    assert_eq!(stack_of(&mut client, 2).program_stack, None);
+    assert_eq!(stack_of(&client, 2).program_stack, None);
     client.command("stop").expect("stopped");
     let hits = running.finish().hits();
     for name in ASLEEP {
@@ -162,7 +162,7 @@ fn check(image: &str, parameters: &str) {
 }
 
 /// The stack of the program that never calls the kernel, while a vCPU of the paused guest is in the program.
-fn pause_in_program(client: &mut Client) -> ListedStack {
+fn pause_in_program(client: &Client) -> ListedStack {
     for _ in 0..LOOKS {
         client.command("pause").expect("paused");
         let stacks = client.stacks(StacksOf::Vcpus).expect("stacks").stacks;
@@ -181,8 +181,8 @@ fn dump_of_a_vcpu_in_a_program_has_the_stack_of_the_program() {
         .option("--control", SOCKET)
         .start();
     let calls = calls(&mut running);
-    let mut client = client(&running);
-    let live = pause_in_program(&mut client);
+    let client = client(&running);
+    let live = pause_in_program(&client);
     let core = running.folder().join("core");
     let hyprobe = |args: &[&str], source: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hyprobe"));
@@ -222,12 +222,12 @@ fn check_library(image: &str) {
     let files = libraries(SLEEP).into_iter().chain([PathBuf::from(SLEEP)]);
     let mut running = files.fold(boot, |boot, file| boot.host_file(&file)).start();
     running.wait_for_console("asleep now");
-    let mut client = client(&running);
+    let client = client(&running);
     let tasks = client.tasks(false).expect("tasks").tasks;
     let sleeping = tasks
         .iter()
         .find(|task| task.cmdline.first().is_some_and(|word| word == SLEEP));
-    let listed = stack_of(&mut client, sleeping.expect("the program runs").tid);
+    let listed = stack_of(&client, sleeping.expect("the program runs").tid);
     let frames = program(&listed);
     let in_library = |frame: &ProgramFrame| {
         frame

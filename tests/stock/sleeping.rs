@@ -103,7 +103,7 @@ fn check_program(image: &str) {
     let boot = Boot::with_script(&stock, BUSY).option("--control", SOCKET);
     let mut running = boot.start();
     running.wait_for_console("busy now");
-    let mut client = Client::new(&running.folder().join(SOCKET)).expect("a client");
+    let client = Client::new(&running.folder().join(SOCKET)).expect("a client");
     let mut looks = (0..LOOKS).map(|_| client.stacks(StacksOf::Vcpu(0)).expect("a stack").stacks);
     let found = looks.find_map(|mut stacks| stacks.pop().filter(|stack| stack.user_mode));
     drop(looks);

@@ -206,7 +206,7 @@ impl Guest {
         const ENOUGH: u64 = 20;
         let added = AddProbes::One(AddProbe::new(LIVE_RETURN));
         let id = self.client.add(&added).expect("added").ids[0].to_string();
-        let returns = |client: &mut Client| client.stats(&id).expect("stats").probes[0].returns;
+        let returns = |client: &Client| client.stats(&id).expect("stats").probes[0].returns;
         let begun = Instant::now();
         while returns(&mut self.client) < Some(ENOUGH) {
             assert!(!self.running.has_ended(), "the guest has ended");

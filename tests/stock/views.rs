@@ -399,7 +399,7 @@ fn check(image: &str) {
     // While the guest runs, and while it is paused.
     let mut ours: Vec<Vec<ListedTask>> = vec![views.objects(&["ps", "--json"])];
     let threads: Vec<ListedTask> = views.objects(&["ps", "--json", "--threads"]);
-    let mut client = views.client();
+    let client = views.client();
     let pause = client.tasks(false).expect("tasks").pause;
     println!("{image}: the guest stood for {pause:?} for its tasks");
     assert!(pause.held_ns > 0, "{pause:?}");
@@ -449,14 +449,10 @@ fn check(image: &str) {
     assert_eq!(rows, expected);
 
     views.running.wait_for_console("ready for the log");
-    // The server has closed the idle connection.
-    let mut client = views.client();
     client.command("pause").expect("paused");
     let log = views.command(&["dmesg"]);
     let records: Vec<LogRecord> = views.objects(&["dmesg", "--json"]);
     dumped::compare(&views.socket);
-    // The server has closed the idle connection.
-    let mut client = views.client();
     client.command("resume").expect("resumed");
     let console = views.console();
     let in_guest = unpacked_log(&console, "wrapped log");

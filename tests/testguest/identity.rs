@@ -91,7 +91,7 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
         assert!(outside.is_empty(), "{outside:?} {sandbox:?}");
 
         let socket = running.folder.path().join("x.sock");
-        let mut client = Client::new(&socket).expect("a client");
+        let client = Client::new(&socket).expect("a client");
         client.command("stop").expect("stopped");
         let end = running.child.wait().expect("it ends");
         assert_eq!(end.code(), Some(0));

@@ -80,7 +80,7 @@ fn one(spec: &str) -> AddProbes {
     AddProbes::One(AddProbe::new(spec))
 }
 
-fn wait_for_hits(client: &mut Client, id: &str, more_than: u64) -> u64 {
+fn wait_for_hits(client: &Client, id: &str, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
         let hits = client.stats(id).expect("stats").probes[0].hits;
@@ -114,23 +114,23 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
             continue;
         }
         let ran = controlled(&two(Some(plant)), "kprobe:fn_nop", |path, machine| {
-            let mut client = client(path);
+            let client = client(path);
             let at = BENCH
                 .kernel()
                 .symbols()
                 .address_of("fn_push")
                 .expect("fn_push");
             let before = in_memory(machine, at);
-            let read = |client: &mut Client| client.memory("gva", at.0, 16).expect("read").bytes;
-            assert_eq!(read(&mut client), hex(&before));
+            let read = |client: &Client| client.memory("gva", at.0, 16).expect("read").bytes;
+            assert_eq!(read(&client), hex(&before));
 
             let added = client.add(&one("kprobe:fn_push")).expect("added");
             let id = added.id.expect("one").to_string();
             assert!(added.pause.held_ns > 0, "{added:?}");
             assert_eq!(added.probes[0].summary.state, ProbeState::Armed);
             assert_ne!(in_memory(machine, at), before, "it is planted");
-            assert_eq!(read(&mut client), hex(&before), "and not seen");
-            let hits = wait_for_hits(&mut client, &id, 10);
+            assert_eq!(read(&client), hex(&before), "and not seen");
+            let hits = wait_for_hits(&client, &id, 10);
 
             let disable = control::api::ChangeProbe {
                 enabled: Some(false),
@@ -143,7 +143,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
                 ..disable
             };
             client.change(&id, &enable).expect("enabled");
-            wait_for_hits(&mut client, &id, hits);
+            wait_for_hits(&client, &id, hits);
 
             let removed = client.remove(&id).expect("removed");
             assert!(removed.probes[0].summary.hits > hits);
@@ -159,7 +159,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
 #[test]
 fn a_transaction_of_which_one_part_is_wrong_plants_nothing() {
     controlled(&two(None), "kprobe:fn_*", |path, machine| {
-        let mut client = client(path);
+        let client = client(path);
         let at = BENCH
             .kernel()
             .symbols()
@@ -187,8 +187,8 @@ fn a_transaction_of_which_one_part_is_wrong_plants_nothing() {
 #[test]
 fn a_paused_guest_stands_and_can_be_changed() {
     controlled(&two(None), "kprobe:fn_push", |path, _| {
-        let mut client = client(path);
-        wait_for_hits(&mut client, "1", 0);
+        let client = client(path);
+        wait_for_hits(&client, "1", 0);
         assert_eq!(
             client.command("pause").expect("paused").state,
             MachineState::Paused
@@ -202,8 +202,8 @@ fn a_paused_guest_stands_and_can_be_changed() {
             client.command("resume").expect("runs").state,
             MachineState::Running
         );
-        wait_for_hits(&mut client, "1", stands[0].hits);
-        wait_for_hits(&mut client, &added.id.expect("one").to_string(), 0);
+        wait_for_hits(&client, "1", stands[0].hits);
+        wait_for_hits(&client, &added.id.expect("one").to_string(), 0);
         // A pause does not outlast the run.
         client.command("pause").expect("paused");
         client.command("stop").expect("stopped");

@@ -64,8 +64,8 @@ impl Piped {
     }
 
     /// Waits until the number of hits stops growing, and returns the number. The guest's code has many more hits to make.
-    fn wait_until_held(&self, client: &mut Client) -> u64 {
-        let mut hits = || client.stats("1").expect("stats").probes[0].hits;
+    fn wait_until_held(&self, client: &Client) -> u64 {
+        let hits = || client.stats("1").expect("stats").probes[0].hits;
         let began = Instant::now();
         let (mut last, mut alike) = (hits(), 0);
         while last <= FIRST_HITS || alike < READINGS {
@@ -113,8 +113,8 @@ fn connect(socket: &Path) -> Client {
 fn run_with_unread_hits_can_be_changed_and_ended() {
     for options in [&["--no-optimise"][..], &[]] {
         let piped = Piped::start("run=record2=1000000000", options);
-        let mut client = piped.client();
-        let hits = piped.wait_until_held(&mut client);
+        let client = piped.client();
+        let hits = piped.wait_until_held(&client);
         let removed = client.remove("1").expect("removed");
         assert_eq!(removed.probes[0].summary.hits, hits, "{removed:?}");
         client
@@ -142,7 +142,7 @@ fn run_with_unread_hits_can_be_changed_and_ended() {
 #[test]
 fn signal_ends_a_run_with_unread_hits() {
     let piped = Piped::start("run=record2=1000000000", &[]);
-    piped.wait_until_held(&mut piped.client());
+    piped.wait_until_held(&piped.client());
     let began = Instant::now();
     piped.terminate();
     let (code, said) = piped.finish_unread();
@@ -156,7 +156,7 @@ fn a_run_whose_hits_are_read_late_loses_none() {
     const ROUNDS: u64 = 20_000;
     let run = format!("run=record2={ROUNDS} exit=reset");
     let mut piped = Piped::start(&run, &[]);
-    let hits = piped.wait_until_held(&mut piped.client());
+    let hits = piped.wait_until_held(&piped.client());
     assert!(hits < 2 * ROUNDS, "the guest was not held");
     let mut text = String::new();
     piped.hits.read_to_string(&mut text).expect("text");

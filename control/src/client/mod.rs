@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ::events::ProbeStatus;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
 use inspect::stacks::StacksOf;
@@ -35,12 +35,12 @@ const BACKLOG_LOOK: Duration = Duration::from_millis(5);
 /// Maximum length of an answer in bytes.
 const ANSWER_BYTES: usize = 64 << 20;
 
-/// A connection to a run. The first request connects, and so does the next request after the server has closed the connection.
+/// A client of a run. Each request has a connection of its own: a change sent on a connection which the server closes at that moment, because
+/// it was idle, could not be sent again, as nobody knows whether the server has made the change.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
     runtime: Runtime,
-    connection: Option<SendRequest<Full<Bytes>>>,
 }
 
 impl Client {
@@ -57,7 +57,6 @@ impl Client {
         Ok(Self {
             path: path.to_owned(),
             runtime,
-            connection: None,
         })
     }
 
@@ -66,7 +65,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`ClientError`], as for all methods below.
-    pub fn probes(&mut self) -> Result<Vec<ProbeStatus>, ClientError> {
+    pub fn probes(&self) -> Result<Vec<ProbeStatus>, ClientError> {
         let mut all = Vec::new();
         let mut path = "/probes".to_owned();
         loop {
@@ -84,7 +83,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn add(&mut self, probes: &AddProbes) -> Result<Added, ClientError> {
+    pub fn add(&self, probes: &AddProbes) -> Result<Added, ClientError> {
         self.ask(Method::POST, "/probes", Some(probes))
     }
 
@@ -93,7 +92,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn probe(&mut self, id: &str) -> Result<Changed, ClientError> {
+    pub fn probe(&self, id: &str) -> Result<Changed, ClientError> {
         self.ask(Method::GET, &probe_path(id), None::<&()>)
     }
 
@@ -102,7 +101,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn stats(&mut self, id: &str) -> Result<Stats, ClientError> {
+    pub fn stats(&self, id: &str) -> Result<Stats, ClientError> {
         self.ask(
             Method::GET,
             &format!("{}/stats", probe_path(id)),
@@ -115,7 +114,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn change(&mut self, id: &str, change: &ChangeProbe) -> Result<Changed, ClientError> {
+    pub fn change(&self, id: &str, change: &ChangeProbe) -> Result<Changed, ClientError> {
         self.ask(Method::PATCH, &probe_path(id), Some(change))
     }
 
@@ -124,7 +123,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn remove(&mut self, id: &str) -> Result<Removed, ClientError> {
+    pub fn remove(&self, id: &str) -> Result<Removed, ClientError> {
         self.ask(Method::DELETE, &probe_path(id), None::<&()>)
     }
 
@@ -133,7 +132,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn remove_all(&mut self) -> Result<Removed, ClientError> {
+    pub fn remove_all(&self) -> Result<Removed, ClientError> {
         self.ask(Method::DELETE, "/probes", None::<&()>)
     }
 
@@ -142,7 +141,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn set_knobs(&mut self, knobs: &SetKnobs) -> Result<Knobs, ClientError> {
+    pub fn set_knobs(&self, knobs: &SetKnobs) -> Result<Knobs, ClientError> {
         self.ask(Method::PUT, "/knobs", Some(knobs))
     }
 
@@ -151,7 +150,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn machine(&mut self) -> Result<Machine, ClientError> {
+    pub fn machine(&self) -> Result<Machine, ClientError> {
         self.ask(Method::GET, "/machine", None::<&()>)
     }
 
@@ -160,7 +159,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn command(&mut self, verb: &str) -> Result<Machine, ClientError> {
+    pub fn command(&self, verb: &str) -> Result<Machine, ClientError> {
         self.ask(Method::POST, &format!("/machine/{verb}"), None::<&()>)
     }
 
@@ -169,7 +168,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn symbols(&mut self, pattern: &str) -> Result<Symbols, ClientError> {
+    pub fn symbols(&self, pattern: &str) -> Result<Symbols, ClientError> {
         let path = format!("/symbols?match={}", encoded(pattern));
         self.ask(Method::GET, &path, None::<&()>)
     }
@@ -179,7 +178,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn memory(&mut self, place: &str, address: u64, len: u64) -> Result<Memory, ClientError> {
+    pub fn memory(&self, place: &str, address: u64, len: u64) -> Result<Memory, ClientError> {
         let path = format!("/memory?{place}={address:#x}&len={len}");
         self.ask(Method::GET, &path, None::<&()>)
     }
@@ -201,7 +200,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn declared(&mut self, name: &str) -> Result<DeclaredType, ClientError> {
+    pub fn declared(&self, name: &str) -> Result<DeclaredType, ClientError> {
         let path = format!("/types?name={}", encoded(name));
         self.ask(Method::GET, &path, None::<&()>)
     }
@@ -212,7 +211,7 @@ impl Client {
     ///
     /// As above.
     pub fn print(
-        &mut self,
+        &self,
         expression: &str,
         declared: Option<&str>,
         depth: Option<u8>,
@@ -232,7 +231,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn tasks(&mut self, threads: bool) -> Result<Tasks, ClientError> {
+    pub fn tasks(&self, threads: bool) -> Result<Tasks, ClientError> {
         let path = format!("/tasks?threads={threads}");
         self.ask(Method::GET, &path, None::<&()>)
     }
@@ -242,7 +241,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn stacks(&mut self, of: StacksOf) -> Result<Stacks, ClientError> {
+    pub fn stacks(&self, of: StacksOf) -> Result<Stacks, ClientError> {
         let path = match of {
             StacksOf::Vcpus => "/stacks".to_owned(),
             StacksOf::Vcpu(vcpu) => format!("/stacks?vcpu={vcpu}"),
@@ -257,7 +256,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn modules(&mut self) -> Result<Modules, ClientError> {
+    pub fn modules(&self) -> Result<Modules, ClientError> {
         self.ask(Method::GET, "/modules", None::<&()>)
     }
 
@@ -266,7 +265,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn per_cpu(&mut self, pattern: &str) -> Result<PerCpuVariables, ClientError> {
+    pub fn per_cpu(&self, pattern: &str) -> Result<PerCpuVariables, ClientError> {
         let path = format!("/percpu?match={}", encoded(pattern));
         self.ask(Method::GET, &path, None::<&()>)
     }
@@ -276,7 +275,7 @@ impl Client {
     /// # Errors
     ///
     /// As above.
-    pub fn log(&mut self) -> Result<Log, ClientError> {
+    pub fn log(&self) -> Result<Log, ClientError> {
         self.ask(Method::GET, "/log", None::<&()>)
     }
 
@@ -302,8 +301,10 @@ impl Client {
             .body(Full::default())
             .map_err(ClientError::Request)?;
         let response = self.runtime.block_on(async {
-            let mut connection = connect(&self.path).await?;
-            exchange(connection.send_request(request)).await
+            let (mut sender, connection) = connect(&self.path).await?;
+            // The task ends with the sender. Errors of the connection reach the caller through the pending answer.
+            tokio::spawn(connection);
+            exchange(sender.send_request(request)).await
         })?;
         match response.status().is_success() {
             true => Ok(response),
@@ -317,7 +318,7 @@ impl Client {
     ///
     /// As above.
     pub fn ask<T: DeserializeOwned>(
-        &mut self,
+        &self,
         method: Method,
         path: &str,
         body: Option<&impl Serialize>,
@@ -331,52 +332,25 @@ impl Client {
             .uri(path)
             .header(header::HOST, "hyprobe")
             .header(header::CONTENT_TYPE, "application/json")
+            // The server closes with its answer: the next connection finds the room of this one.
+            .header(header::CONNECTION, "close")
             .body(Full::from(body))
             .map_err(ClientError::Request)?;
-        let is_read = request.method() == Method::GET;
-        let is_open = self.connection.is_some();
-        let (path, connection) = (&self.path, &mut self.connection);
         let bytes = self.runtime.block_on(async {
-            // The server closes idle connections.
-            if let Some(open) = connection
-                && open.ready().await.is_err()
-            {
-                *connection = None;
-            }
-            let mut response = match connection {
-                Some(open) => exchange(open.send_request(request.clone())).await,
-                None => send(connection, path, request.clone()).await,
+            let (mut sender, connection) = connect(&self.path).await?;
+            let answer = async move {
+                let response = exchange(sender.send_request(request)).await?;
+                match response.status().is_success() {
+                    true => whole(response).await,
+                    false => Err(refusal(response).await),
+                }
             };
-            // The server may close the connection while the request is on its way.
-            if let Err(ClientError::Broken(error)) = &response
-                && is_open
-                && (error.is_canceled() || is_read && error.is_incomplete_message())
-            {
-                response = send(connection, path, request).await;
-            }
-            let response = response?;
-            match response.status().is_success() {
-                true => whole(response).await,
-                false => Err(refusal(response).await),
-            }
-        });
-        let bytes = bytes.inspect_err(|error| {
-            if !matches!(error, ClientError::Refused(_)) {
-                self.connection = None;
-            }
+            // Errors of the connection are the answer's.
+            let (answer, _) = tokio::join!(answer, connection);
+            answer
         })?;
         serde_json::from_slice(&bytes).map_err(ClientError::Unreadable)
     }
-}
-
-/// Sends a request on a new connection.
-async fn send(
-    connection: &mut Option<SendRequest<Full<Bytes>>>,
-    path: &Path,
-    request: Request<Full<Bytes>>,
-) -> Result<Response<Incoming>, ClientError> {
-    let open = connection.insert(connect(path).await?);
-    exchange(open.send_request(request)).await
 }
 
 fn probe_path(id: &str) -> String {
@@ -396,7 +370,15 @@ fn encoded(text: &str) -> String {
     })
 }
 
-async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+async fn connect(
+    path: &Path,
+) -> Result<
+    (
+        SendRequest<Full<Bytes>>,
+        Connection<TokioIo<UnixStream>, Full<Bytes>>,
+    ),
+    ClientError,
+> {
     let began = Instant::now();
     let stream = loop {
         match UnixStream::connect(path).await {
@@ -413,12 +395,9 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         path: path.to_owned(),
         source,
     })?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream))
+    http1::handshake(TokioIo::new(stream))
         .await
-        .map_err(ClientError::Broken)?;
-    // The task ends with the sender. Errors of the connection reach the caller through the pending answer.
-    tokio::spawn(connection);
-    Ok(sender)
+        .map_err(ClientError::Broken)
 }
 
 async fn exchange(

@@ -77,7 +77,7 @@ fn machine_is_paused_and_others_are_served_until_the_client_leaves() {
     let rig = Rig::new();
     let first = begin(&rig, "?form=sparse");
     assert_eq!(rig.straw.paused.load(Ordering::SeqCst), 1);
-    let mut client = rig.client();
+    let client = rig.client();
     let machine = client.machine().expect("served");
     assert_eq!(machine.state, MachineState::Paused);
     let probe = AddProbes::One(AddProbe::new("kprobe:one"));
@@ -97,7 +97,7 @@ fn machine_is_paused_and_others_are_served_until_the_client_leaves() {
 #[test]
 fn pause_of_a_client_outlasts_a_dump() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     client.command("pause").expect("paused");
     drop(begin(&rig, ""));
     std::thread::sleep(Duration::from_millis(200));

@@ -115,7 +115,7 @@ fn fifty_clients_at_once_are_all_served() {
     std::thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| {
-                let mut client = rig.client();
+                let client = rig.client();
                 for _ in 0..5 {
                     let added = client
                         .add(&AddProbes::One(AddProbe::new("kprobe:one")))

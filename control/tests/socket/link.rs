@@ -68,7 +68,7 @@ fn fifty_clients_do_not_disturb_each_other() {
     std::thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| {
-                let mut client = nested.client();
+                let client = nested.client();
                 for _ in 0..5 {
                     let asked = AddProbes::One(AddProbe::new("kprobe:one"));
                     let id = client

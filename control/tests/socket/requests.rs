@@ -28,7 +28,7 @@ fn note(ts_ns: u64) -> Event {
 #[test]
 fn counts_that_a_guest_has_overwritten_are_summed_up() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     client.add(&one("kprobe:one")).expect("added");
     client.add(&one("kprobe:two")).expect("added");
     for probe in rig.straw.probes().iter_mut() {
@@ -40,7 +40,7 @@ fn counts_that_a_guest_has_overwritten_are_summed_up() {
 #[test]
 fn a_probe_comes_changes_and_goes() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     let added = client.add(&one("kprobe:one")).expect("added");
     let id = added.id.expect("one");
     assert_eq!((added.ids, added.probes.len()), (vec![id], 1));
@@ -90,7 +90,7 @@ fn the_answer_to_a_post_says_where_the_probe_is() {
 #[test]
 fn a_probe_has_a_program() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     let with = |spec: &str, filter: Option<&str>, aggregate: Option<&str>| AddProbe {
         filter: filter.map(str::to_owned),
         aggregate: aggregate.map(str::to_owned),
@@ -156,7 +156,7 @@ fn a_probe_has_a_program() {
 #[test]
 fn an_array_is_all_or_nothing() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     let named = |spec: &str, name: &str| AddProbe {
         name: Some(name.to_owned()),
         ..AddProbe::new(spec)
@@ -252,7 +252,7 @@ fn address_is_refused_until_the_kernel_is_located() {
 #[test]
 fn a_list_has_pages() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     for _ in 0..4 {
         client.add(&one("kprobe:many_*")).expect("added");
     }
@@ -270,7 +270,7 @@ fn a_list_has_pages() {
 #[test]
 fn knobs() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     let set = |enabled, optimization| SetKnobs {
         enabled,
         optimization,
@@ -295,7 +295,7 @@ fn knobs() {
 #[test]
 fn a_pause_lasts_and_changes_are_made_in_it() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     assert_eq!(
         client.command("pause").expect("paused").state,
         MachineState::Paused
@@ -314,7 +314,7 @@ fn a_pause_lasts_and_changes_are_made_in_it() {
 #[test]
 fn a_pause_does_not_outlast_the_machine() {
     let rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     client.command("pause").expect("paused");
     let machine = client.command("stop").expect("stopped");
     assert_eq!(machine.state, MachineState::Ending);
@@ -472,7 +472,7 @@ fn unknown_paths_probes_and_methods_get_a_problem() {
 #[test]
 fn requests_fail_after_the_run_has_ended() {
     let mut rig = Rig::new();
-    let mut client = rig.client();
+    let client = rig.client();
     client.machine().expect("it is there");
     rig.finish();
     assert!(client.machine().is_err());

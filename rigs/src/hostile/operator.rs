@@ -97,7 +97,7 @@ impl Operator<'_> {
     }
 
     fn work(&self, random: &mut Random, operated: &mut Operated) -> Result<(), String> {
-        let mut client = Client::new(self.socket).map_err(chain)?;
+        let client = Client::new(self.socket).map_err(chain)?;
         let (mut up, mut ids) = (None, Vec::new());
         while !self.is_over.load(Ordering::Acquire) {
             let requested_at = Instant::now();
@@ -109,7 +109,7 @@ impl Operator<'_> {
                 attacked.is_some_and(|time| self.stops_after.is_some_and(|after| time > after));
             let answer = match stops {
                 true => client.command("stop").map(drop),
-                false => self.ask(&mut client, random, &mut ids, operated),
+                false => self.ask(&client, random, &mut ids, operated),
             };
             let took = requested_at.elapsed();
             match answer {
@@ -159,7 +159,7 @@ impl Operator<'_> {
 
     fn ask(
         &self,
-        client: &mut Client,
+        client: &Client,
         random: &mut Random,
         ids: &mut Vec<u64>,
         operated: &mut Operated,
@@ -248,7 +248,7 @@ impl Operator<'_> {
 }
 
 /// Looks at lists, stacks, the log and values in memory that the guest scribbles over.
-fn look(client: &mut Client, random: &mut Random) -> Result<(), ClientError> {
+fn look(client: &Client, random: &mut Random) -> Result<(), ClientError> {
     match random.below(8) {
         0 => drop(client.tasks(false)?),
         1 => drop(client.tasks(true)?),

@@ -12,7 +12,7 @@ use crate::exit::Exit;
 
 /// Executes the verb on the machine, and prints the machine's state afterwards.
 pub(crate) fn ctl(args: &CtlArgs) -> Result<Exit, RemoteError> {
-    let mut client = connect(&args.run)?;
+    let client = connect(&args.run)?;
     let machine = match args.verb {
         CtlVerb::Status => client.machine()?,
         CtlVerb::Pause => client.command("pause")?,

@@ -14,7 +14,7 @@ use crate::stderr::say;
 
 /// The kernel of a run, by the run's own word.
 pub(super) fn identity(
-    client: &mut Client,
+    client: &Client,
 ) -> Result<(KernelIdentity<'static>, Option<i64>), RemoteError> {
     let machine = client.machine()?;
     let kernel = KernelIdentity {

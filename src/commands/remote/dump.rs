@@ -35,7 +35,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<Exit, RemoteError> {
         Opened::Regular(file) => SparseFile::regular(file),
         Opened::Stream(file) => SparseFile::stream(file),
     };
-    let mut client = connect(&args.run)?;
+    let client = connect(&args.run)?;
     let most = sparse::most_bytes(client.machine()?.memory_bytes);
     let began = Instant::now();
     let mut frames = client.dump(args.pause_limit)?;

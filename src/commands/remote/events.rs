@@ -16,10 +16,10 @@ use crate::stderr::say;
 
 /// Prints events as they arrive, in the form of the run's own output. With `registers`, lines of text have the registers below.
 pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteError> {
-    let mut client = connect(&args.run)?;
+    let client = connect(&args.run)?;
     // The progress would be between the events.
     let silent = |fetch| fetch;
-    let mut lines = frame_lines(&args.debug_info, silent, || Ok(identity(&mut client)?.0))?;
+    let mut lines = frame_lines(&args.debug_info, silent, || Ok(identity(&client)?.0))?;
     if let Some(lines) = &mut lines {
         // The events go on during a fetch.
         if let Err(error) = lines.open_on_thread() {

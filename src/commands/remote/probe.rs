@@ -27,8 +27,8 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
     let mut out = io::stdout().lock();
     match command {
         ProbeCommand::Add(args) => {
-            let mut client = connect(&args.run)?;
-            let specs = source_specs(args, &mut client)?;
+            let client = connect(&args.run)?;
+            let specs = source_specs(args, &client)?;
             let added = client.add(&wanted(args, &specs))?;
             out.write_all(added_in_words(&added).as_bytes())?;
             // The answer has the first probes only.
@@ -44,7 +44,7 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
             show(&connect(run)?.probes()?, *json, &mut out)?;
         }
         ProbeCommand::Rm { run, ids, all } => {
-            let mut client = connect(run)?;
+            let client = connect(run)?;
             if *all {
                 let removed = client.remove_all()?;
                 writeln!(
@@ -88,7 +88,7 @@ fn wanted(args: &AddArgs, specs: &[String]) -> AddProbes {
 }
 
 /// The specifications of `args`, with places in place of source lines and inlined copies: the run has no debug information.
-fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, RemoteError> {
+fn source_specs(args: &AddArgs, client: &Client) -> Result<Vec<String>, RemoteError> {
     let parsed = |spec: &String| spec.parse::<ProbeSpec>().ok();
     let needs = |spec: &ProbeSpec| spec.location.needs_debug_info();
     let needy: Vec<ProbeSpec> = args.specs.iter().filter_map(parsed).filter(needs).collect();
@@ -145,7 +145,7 @@ fn source_specs(args: &AddArgs, client: &mut Client) -> Result<Vec<String>, Remo
 }
 
 /// The builds of the modules that the guest has loaded. Without them, the search goes by the names of files.
-fn loaded_builds(client: &mut Client) -> KnownBuilds {
+fn loaded_builds(client: &Client) -> KnownBuilds {
     let Ok(loaded) = client.modules() else {
         return KnownBuilds::Nowhere;
     };
@@ -207,7 +207,7 @@ fn show(probes: &[ProbeStatus], json: bool, out: &mut impl Write) -> Result<(), 
 }
 
 fn switch(args: &IdArgs, enabled: bool, out: &mut impl Write) -> Result<(), RemoteError> {
-    let mut client: Client = connect(&args.run)?;
+    let client: Client = connect(&args.run)?;
     let change = ChangeProbe {
         enabled: Some(enabled),
         name: None,

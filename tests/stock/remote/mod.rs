@@ -108,7 +108,7 @@ fn one(spec: &str) -> AddProbes {
 fn every_path_on_a_live_guest() {
     let stock = Stock::fetch("debian-6.1");
     let mut live = Live::start(&stock);
-    let mut client = live.client();
+    let client = live.client();
 
     let machine = client.machine().expect("machine");
     assert_eq!((machine.state, machine.cpus), (MachineState::Running, 2));
@@ -125,13 +125,13 @@ fn every_path_on_a_live_guest() {
         .expect("symbols")
         .symbols
         .remove(0);
-    let text = |client: &mut Client| {
+    let text = |client: &Client| {
         client
             .memory("gva", symbol.address.0, 32)
             .expect("read")
             .bytes
     };
-    let before = text(&mut client);
+    let before = text(&client);
     let in_file = stock.kernel.symbols().lookup("vfs_read").expect("vfs_read");
     assert_eq!(symbol.size, in_file.size);
 
@@ -152,7 +152,7 @@ fn every_path_on_a_live_guest() {
     live.fires("reads");
     let back = added.ids[1].to_string();
     live.fires(&back);
-    assert_eq!(text(&mut client), before);
+    assert_eq!(text(&client), before);
 
     // Events: hits of the tracing probe, none of the counting probe.
     let events = live.client().events(None).expect("stream");
@@ -229,7 +229,7 @@ fn every_path_on_a_live_guest() {
 
     let removed = client.remove_all().expect("removed");
     assert_eq!(removed.removed, 2);
-    assert_eq!(text(&mut client), before, "the guest's own");
+    assert_eq!(text(&client), before, "the guest's own");
     let Err(ClientError::Refused(problem)) = client.probe("reads") else {
         panic!("it is gone")
     };
@@ -305,7 +305,7 @@ fn fifty_at_once(live: &Live) {
     std::thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| {
-                let mut client = live.client();
+                let client = live.client();
                 let added = client.add(&one("kprobe:vfs_open")).expect("added");
                 let id = added.id.expect("one").to_string();
                 client.probe(&id).expect("shown");
@@ -350,7 +350,7 @@ fn the_examples_of_the_documentation_work_as_printed() {
 fn a_thousand_cycles_leave_the_guest_as_it_was() {
     let stock = Stock::fetch("debian-6.1");
     let mut live = Live::start(&stock);
-    let mut client = live.client();
+    let client = live.client();
     let asked = AddProbes::One(AddProbe {
         action: Some(ProbeAction::Count),
         ..AddProbe::new("kprobe:vfs_read")

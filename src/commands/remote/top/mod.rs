@@ -21,19 +21,19 @@ pub(crate) fn top(args: &TopArgs) -> Result<Exit, RemoteError> {
     if !io::stdout().is_terminal() {
         return Err(RemoteError::NoTerminal);
     }
-    let mut client = connect(&args.run)?;
+    let client = connect(&args.run)?;
     let mut history = History::default();
     // The first look comes before the screen is taken, so the error of a wrong socket is printed in the ordinary way.
-    look(&mut client, &mut history)?;
+    look(&client, &mut history)?;
     let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, &mut client, history, args.interval);
+    let shown = show(&mut terminal, &client, history, args.interval);
     ratatui::try_restore()?;
     shown.map(|()| Exit::Done)
 }
 
 fn show(
     terminal: &mut DefaultTerminal,
-    client: &mut Client,
+    client: &Client,
     mut history: History,
     interval: Duration,
 ) -> Result<(), RemoteError> {
@@ -56,7 +56,7 @@ fn show(
     }
 }
 
-fn look(client: &mut Client, history: &mut History) -> Result<(), ClientError> {
+fn look(client: &Client, history: &mut History) -> Result<(), ClientError> {
     let machine = client.machine()?;
     history.add(machine, client.probes()?);
     Ok(())
