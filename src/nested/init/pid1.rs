@@ -20,6 +20,7 @@ use super::clients::ClientsPort;
 use super::counted::Counted;
 use super::events::EventsPort;
 use super::ports::{self, PortError};
+use super::stuck;
 use crate::config::{RunConfig, Sandbox};
 use crate::nested::inputs::CONFIG_PATH;
 use crate::nested::lines::read_line;
@@ -193,6 +194,9 @@ fn listen(control: File, stop: StopSignal) -> io::Result<()> {
             read_line::<ToInner>(&mut control, &mut buffer, MAX_CONTROL_BYTES)
         {
             stop.request(message.into());
+            if let Err(error) = stuck::print_later() {
+                eprintln!("hyprobe: cannot start a thread: {error}");
+            }
         }
         stop.request(StopReason::OutputClosed);
     };
