@@ -18,6 +18,7 @@ mod dumped;
 mod ends;
 mod judged;
 mod kaslr;
+mod live;
 mod many;
 mod module_lines;
 mod module_reload;

@@ -9,12 +9,10 @@ use introspect::{BuildId, PatchKind, PatchTime, Symbol};
 use manifest::ProbeAction;
 
 use crate::boot::{Boot, Ran, Running, Stock};
+use crate::live;
 
 /// The seed of the choice of functions.
 const SEED: u64 = 0x5eed;
-const SOCKET: &str = "x.sock";
-/// The guest's line before the work whose stacks are compared.
-const READY: &str = "stacks: ready";
 /// The guest calls this function to switch its tracer on or off.
 const SWITCH: &str = "kprobe:rb_simple_write";
 /// The guest's line behind the traced work.
@@ -95,7 +93,7 @@ $b sort /a /f | $b uniq -d > /both
 $b wc -l < /both
 # By number, a function is found at once, and by name after a search in all of them.
 echo $($b awk 'NR == FNR { w[$1]; next } $1 in w { print FNR }' /both /all) > /t/set_ftrace_filter
-echo "stacks: ready"
+echo "ready for probes"
 $b sleep 3
 echo function > /t/current_tracer
 echo 1 > /t/options/sym-addr
@@ -271,23 +269,19 @@ fn start_with_probes(
     functions: &[String],
     probe: impl Fn(AddProbe) -> AddProbe,
 ) -> Running {
-    let boot = Boot::with_script(stock, script).option("--control", SOCKET);
-    let mut running = boot.start();
-    running.wait_for_console(READY);
-    let mut client = client(&running);
-    // The guest's work waits for the probes.
-    client.command("pause").expect("paused");
-    let specs = functions.iter().map(|name| format!("kprobe:{name}"));
-    let specs: Vec<String> = specs.chain([SWITCH.to_owned()]).collect();
-    for specs in specs.chunks(MOST_ADDED) {
-        add(&mut client, specs, &probe);
-    }
-    client.command("resume").expect("resumed");
+    let mut running = live::start(stock, script);
+    live::add_when_ready(&mut running, |client| {
+        let specs = functions.iter().map(|name| format!("kprobe:{name}"));
+        let specs: Vec<String> = specs.chain([SWITCH.to_owned()]).collect();
+        for specs in specs.chunks(MOST_ADDED) {
+            add(client, specs, &probe);
+        }
+    });
     running
 }
 
 /// Adds probes. If all four debug registers are taken, leaves out each probe that needs one.
-fn add(client: &mut Client, specs: &[String], probe: impl Fn(AddProbe) -> AddProbe) {
+fn add(client: &Client, specs: &[String], probe: impl Fn(AddProbe) -> AddProbe) {
     let added = specs.iter().map(|spec| probe(AddProbe::new(spec.clone())));
     let mut added: Vec<AddProbe> = added.collect();
     loop {
@@ -301,10 +295,6 @@ fn add(client: &mut Client, specs: &[String], probe: impl Fn(AddProbe) -> AddPro
         let place = pointer.trim_matches(|c: char| !c.is_ascii_digit());
         added.remove(place.parse().expect("a number"));
     }
-}
-
-fn client(running: &Running) -> Client {
-    Client::new(&running.folder().join(SOCKET)).expect("a client")
 }
 
 fn check(image: &str, sample: Sample) {
@@ -334,13 +324,7 @@ fn check(image: &str, sample: Sample) {
         stack: true,
         ..probe
     });
-    running.wait_for_console(TRACED);
-    // With events, the rest of the guest's work would be slow. If the guest has ended already, it was fast enough.
-    let removed = client(&running).remove_all();
-    assert!(
-        !matches!(removed, Err(ClientError::Refused(_))),
-        "{removed:?}"
-    );
+    live::remove_behind(&mut running, TRACED);
     let ran = running.finish();
     assert_eq!(ran.code, Some(0), "{}", ran.report());
     assert!(ran.console.contains("stacks: done"), "{}", ran.report());

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use events::{Field, FieldValue, Fields, Hit, Number};
 use manifest::GuestEnd;
 
-use crate::boot::{Boot, Ran, Stock};
+use crate::boot::{Ran, Stock};
+use crate::live;
 use crate::tracepoints::of;
 
 const EVENTS: [&str; 4] = [
@@ -15,6 +16,8 @@ const EVENTS: [&str; 4] = [
     "sched:sched_process_exec",
     "signal:signal_generate",
 ];
+/// The guest's words behind the trace.
+const TRACED: &str = "traced all";
 /// The guest prints the list of fields of each event, and the lines of its own trace.
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
@@ -24,6 +27,8 @@ for event in $events
 do
     $b sed "s,^,format $event ," /sys/events/$event/format
 done
+echo ready for probes
+$b sleep 5
 for event in $events
 do
     echo 1 >/sys/events/$event/enable
@@ -37,6 +42,7 @@ for event in $events
 do
     echo 0 >/sys/events/$event/enable
 done
+echo traced all
 $b sed 's,^,trace ,' /sys/trace
 $b poweroff -f
 "#;
@@ -102,11 +108,10 @@ fn shown(fields: &Fields) -> Vec<String> {
 
 fn check(image: &str) {
     let stock = Stock::fetch(image);
-    let boot = Boot::with_script(&stock, SCRIPT);
-    let boot = EVENTS.iter().fold(boot, |boot, event| {
-        boot.probe(&format!("tracepoint:{event}"))
-    });
-    let ran = boot.run();
+    let probes = EVENTS.map(|event| format!("tracepoint:{event}"));
+    let mut running = live::start_with_probes(&stock, SCRIPT, &probes);
+    live::remove_behind(&mut running, TRACED);
+    let ran = running.finish();
     assert_eq!(ran.code, Some(0), "{}", ran.report());
     assert_eq!(ran.summary().guest.end, GuestEnd::Poweroff);
     ran.assert_well();

@@ -7,12 +7,15 @@ use manifest::GuestEnd;
 use probes::Refusal;
 
 use crate::boot::{Boot, Ran, Stock, probe};
+use crate::live;
 
 const SWITCH: &str = "tracepoint:sched:sched_switch";
 const EXEC: &str = "tracepoint:sched:sched_process_exec";
 const SIGNAL: &str = "tracepoint:signal:signal_generate";
 const SCRIPT: &str = "#!/bin/busybox sh
 /bin/busybox mount -t tracefs tracefs /sys
+echo ready for probes
+/bin/busybox sleep 5
 /bin/busybox sh -c 'echo executed $$; exec /bin/busybox true'
 /bin/busybox sh -c 'echo killed $$; kill -31 $$'
 echo enabled $(/bin/busybox cat /sys/events/sched/sched_switch/enable)
@@ -77,8 +80,8 @@ fn check(image: &str) {
         let error = found(&format!("tracepoint:{mistaken}")).expect_err("a mistake");
         assert!(error.to_string().contains("has no tracepoint"), "{error}");
     }
-    let boot = Boot::with_script(&stock, SCRIPT);
-    let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
+    let probes = [SWITCH, EXEC, SIGNAL].map(str::to_owned);
+    let ran = live::start_with_probes(&stock, SCRIPT, &probes).finish();
     assert_eq!(ran.code, Some(0), "{}", ran.report());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
