@@ -25,7 +25,7 @@ pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// The run inside counts `--timeout` from the guest's first instruction; before that it reads the kernel's symbols.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
 /// After a stop request, the run pauses the vCPUs, removes the probes and sums up.
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// A reader may be slow: a pager, for example.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 

@@ -358,15 +358,21 @@ impl Running {
         child.try_wait().expect("it is a child").is_some()
     }
 
+    /// What the guest has said so far.
+    pub(crate) fn console(&self) -> String {
+        let said = std::fs::read(self.folder().join("console")).unwrap_or_default();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
     /// Waits until the console has `text`.
     pub(crate) fn wait_for_console(&mut self, text: &str) {
-        let console = self.folder().join("console");
         loop {
-            let said = std::fs::read(&console).unwrap_or_default();
-            if String::from_utf8_lossy(&said).contains(text) {
+            // The console has all that the guest has said before its end.
+            let has_ended = self.has_ended();
+            if self.console().contains(text) {
                 return;
             }
-            assert!(!self.has_ended(), "it has ended without {text:?}");
+            assert!(!has_ended, "it has ended without {text:?}");
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
     }

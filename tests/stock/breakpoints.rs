@@ -55,14 +55,9 @@ fn values_by_round(ran: &Ran) -> BTreeMap<u64, Vec<u64>> {
     rounds
 }
 
-fn console(running: &Running) -> String {
-    let bytes = std::fs::read(running.folder().join("console")).expect("a console");
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// Waits until the guest has finished `rounds` more rounds.
 fn wait_for_rounds(running: &mut Running, rounds: u64) {
-    let counts = own_counts(&console(running));
+    let counts = own_counts(&running.console());
     let last = counts.keys().next_back().copied().unwrap_or(0);
     running.wait_for_console(&format!("own {} ", last + rounds + 1));
 }

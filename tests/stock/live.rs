@@ -1,6 +1,6 @@
 //! Probes that are added and removed while a stock guest runs.
 
-use control::api::{AddProbe, AddProbes};
+use control::api::{AddProbe, AddProbes, ProblemKind};
 use control::{Client, ClientError};
 
 use crate::boot::{Boot, Running, Stock};
@@ -8,8 +8,8 @@ use crate::boot::{Boot, Running, Stock};
 const SOCKET: &str = "x.sock";
 /// The guest's words before it waits for probes.
 const READY: &str = "ready for probes";
-/// The status of an answer behind the guest's end.
-const OVER: u16 = 503;
+/// The guest's word behind the wait.
+const WOKEN: &str = "woken";
 
 pub(crate) fn client(running: &Running) -> Client {
     Client::new(&running.folder().join(SOCKET)).expect("a client")
@@ -28,6 +28,10 @@ pub(crate) fn add_when_ready(running: &mut Running, add: impl FnOnce(&Client)) {
     let client = client(running);
     // The guest's work waits for the probes.
     client.command("pause").expect("paused");
+    assert!(
+        !running.console().contains(WOKEN),
+        "the host is too slow: the guest has not waited long enough for its probes"
+    );
     add(&client);
     client.command("resume").expect("resumed");
 }
@@ -48,8 +52,8 @@ pub(crate) fn start_with_probes(stock: &Stock, script: &str, probes: &[String]) 
 pub(crate) fn remove_behind(running: &mut Running, text: &str) {
     running.wait_for_console(text);
     match client(running).remove_all() {
-        Err(ClientError::Refused(refused)) if refused.status != OVER => panic!("{refused:?}"),
-        Err(ClientError::Unreadable(error)) => panic!("{error}"),
-        Ok(_) | Err(_) => {}
+        Ok(_) | Err(ClientError::Connect { .. } | ClientError::Broken(_)) => {}
+        Err(ClientError::Refused(refused)) if refused.is(ProblemKind::Ending) => {}
+        Err(error) => panic!("{error}"),
     }
 }

@@ -94,7 +94,8 @@ $b wc -l < /both
 # By number, a function is found at once, and by name after a search in all of them.
 echo $($b awk 'NR == FNR { w[$1]; next } $1 in w { print FNR }' /both /all) > /t/set_ftrace_filter
 echo "ready for probes"
-$b sleep 3
+$b sleep 5
+echo woken
 echo function > /t/current_tracer
 echo 1 > /t/options/sym-addr
 echo 1 > /t/options/func_stack_trace

@@ -28,7 +28,8 @@ do
     $b sed "s,^,format $event ," /sys/events/$event/format
 done
 echo ready for probes
-$b sleep 5
+$b sleep 8
+echo woken
 for event in $events
 do
     echo 1 >/sys/events/$event/enable

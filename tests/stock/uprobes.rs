@@ -182,8 +182,7 @@ impl Guest {
     }
 
     fn console(&self) -> String {
-        let bytes = std::fs::read(self.running.folder().join("console")).expect("a console");
-        String::from_utf8_lossy(&bytes).into_owned()
+        self.running.console()
     }
 
     /// Adds the live probes, waits until programs have executed the instructions, and removes the probes. Returns the last counts.
@@ -208,7 +207,7 @@ impl Guest {
         let id = self.client.add(&added).expect("added").ids[0].to_string();
         let returns = |client: &Client| client.stats(&id).expect("stats").probes[0].returns;
         let begun = Instant::now();
-        while returns(&mut self.client) < Some(ENOUGH) {
+        while returns(&self.client) < Some(ENOUGH) {
             assert!(!self.running.has_ended(), "the guest has ended");
             assert!(begun.elapsed() < Duration::from_secs(60), "no returns");
             std::thread::sleep(Duration::from_millis(20));

@@ -224,8 +224,7 @@ impl Views {
     }
 
     fn console(&self) -> String {
-        let console = std::fs::read(self.running.folder().join("console"));
-        String::from_utf8_lossy(&console.expect("a console")).into_owned()
+        self.running.console()
     }
 
     fn client(&self) -> Client {

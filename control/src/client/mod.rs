@@ -183,7 +183,7 @@ impl Client {
         self.ask(Method::GET, &path, None::<&()>)
     }
 
-    /// Dumps the guest on a separate connection, as the frames of `dump::sparse`. The guest is paused for `pause_limit` at most.
+    /// Dumps the guest, as the frames of `dump::sparse`. The guest is paused for `pause_limit` at most.
     ///
     /// # Errors
     ///
@@ -279,7 +279,7 @@ impl Client {
         self.ask(Method::GET, "/log", None::<&()>)
     }
 
-    /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.
+    /// Streams events, from number `from` on; without `from`, from the next event on.
     ///
     /// # Errors
     ///
@@ -293,7 +293,7 @@ impl Client {
         Ok(Events::new(self.runtime, response.into_body()))
     }
 
-    /// Requests a stream on a separate connection.
+    /// Requests a stream.
     fn stream(&self, path: &str, accept: &str) -> Result<Response<Incoming>, ClientError> {
         let request = Request::get(path)
             .header(header::HOST, "hyprobe")
@@ -302,7 +302,7 @@ impl Client {
             .map_err(ClientError::Request)?;
         let response = self.runtime.block_on(async {
             let (mut sender, connection) = connect(&self.path).await?;
-            // The task ends with the sender. Errors of the connection reach the caller through the pending answer.
+            // The task ends with the stream. Errors of the connection reach the caller through the pending answer.
             tokio::spawn(connection);
             exchange(sender.send_request(request)).await
         })?;
@@ -345,9 +345,14 @@ impl Client {
                     false => Err(refusal(response).await),
                 }
             };
-            // Errors of the connection are the answer's.
-            let (answer, _) = tokio::join!(answer, connection);
-            answer
+            let mut answer = std::pin::pin!(answer);
+            // Errors of the connection are the answer's. The connection ends with the answer at the latest: a server that takes no bytes
+            // would hold it.
+            tokio::select! {
+                biased;
+                answer = &mut answer => answer,
+                _ = connection => answer.await,
+            }
         })?;
         serde_json::from_slice(&bytes).map_err(ClientError::Unreadable)
     }

@@ -27,28 +27,58 @@ fn answer(stream: &mut UnixStream, number: usize) {
     stream.write_all(text.as_bytes()).expect("a client");
 }
 
-/// Closes each connection behind its answer, which is the connection's number.
+/// Answers the first request of each connection with the connection's number, and closes the connection when a second one arrives, as a server
+/// may do that has taken the connection for idle.
 fn serve(listener: UnixListener, connections: usize) -> JoinHandle<()> {
     thread::spawn(move || {
         for number in 0..connections {
             let (mut stream, _) = listener.accept().expect("a client");
             read(&mut stream);
             answer(&mut stream, number);
+            // The next client waits until this connection has ended, or has a second request.
+            let _ = stream.read(&mut [0]);
         }
     })
 }
 
 #[test]
-fn server_that_closes_connections_behind_answers_answers_each_request() {
+fn changes_are_answered_by_a_server_that_answers_one_request_of_a_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
-    let server = serve(UnixListener::bind(&path).expect("a socket"), 10);
+    let server = serve(UnixListener::bind(&path).expect("a socket"), 3);
     let client = Client::new(&path).expect("a client");
-    for number in 0..10 {
+    for number in 0..3 {
         let answered: Value = client
             .ask(Method::DELETE, "/", None::<&()>)
             .expect("answered");
         assert_eq!(answered, json!(number));
     }
     server.join().expect("it has answered");
+}
+
+#[test]
+fn answer_arrives_though_the_server_takes_no_more_bytes_of_the_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        read(&mut stream);
+        answer(&mut stream, 7);
+        // Until the client closes.
+        let mut hold = [0; 4096];
+        let mut taken = 0;
+        thread::sleep(Duration::from_millis(200));
+        while let Ok(len @ 1..) = stream.read(&mut hold) {
+            taken += len;
+        }
+        taken
+    });
+    let client = Client::new(&path).expect("a client");
+    let long = "x".repeat(4 << 20);
+    let answered: Value = client
+        .ask(Method::POST, "/", Some(&long))
+        .expect("answered");
+    assert_eq!(answered, json!(7));
+    assert!(server.join().expect("it has answered") < long.len());
 }

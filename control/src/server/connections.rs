@@ -10,7 +10,6 @@ use axum::response::IntoResponse as _;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::net::Shutdown;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -84,15 +83,6 @@ impl Arrivals {
             }
         }
     }
-
-    /// Refuses all further connections, also if the listener has other file descriptors.
-    fn close(self) {
-        if let Self::Socket(listener) = self
-            && let Err(error) = rustix::net::shutdown(&listener, Shutdown::Both)
-        {
-            tracing::warn!(%error, "clients that connect from now on wait for the end of this process");
-        }
-    }
 }
 
 /// The problem of a client whose user is unknown, or is neither the same user nor root.
@@ -142,8 +132,7 @@ pub(super) async fn serve(
             clients.spawn(one(stream, router, Some(permit), left.clone()));
         }
     }
-    incoming.close();
-    drop((routes, app));
+    drop((incoming, routes, app));
     drop(leave);
     let farewell = async { while clients.join_next().await.is_some() {} };
     // The remaining connections are dropped.

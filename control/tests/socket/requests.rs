@@ -475,7 +475,8 @@ fn requests_fail_after_the_run_has_ended() {
     let client = rig.client();
     client.machine().expect("it is there");
     rig.finish();
-    assert!(client.machine().is_err());
+    let error = client.machine().expect_err("it is gone");
+    assert!(matches!(error, ClientError::Connect { .. }), "{error}");
     assert_eq!(rig.straw.paused.load(Ordering::SeqCst), 0);
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Rig {
     pub(crate) hub: Arc<EventHub>,
     server: Option<Server>,
     // Dropped before the socket's folder.
-    _socket: ControlSocket,
+    socket: Option<ControlSocket>,
     _folder: TempDir,
     path: PathBuf,
 }
@@ -37,7 +37,7 @@ impl Rig {
             straw,
             hub,
             server: Some(server),
-            _socket: socket,
+            socket: Some(socket),
             _folder: folder,
             path,
         }
@@ -47,8 +47,10 @@ impl Rig {
         Client::new(&self.path).expect("client")
     }
 
+    /// Ends the server, and then the socket, as a run does.
     pub(crate) fn finish(&mut self) {
         self.server.take().expect("once").finish();
+        self.socket = None;
     }
 
     /// A new connection without a request.

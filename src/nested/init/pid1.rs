@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use crate::nested::inputs::CONFIG_PATH;
 use crate::nested::lines::read_line;
 use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOuter};
 use crate::panics::Since;
+use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
 
 /// The exit code of a host that cannot execute the command, also if the outer Linux does not work.
@@ -133,7 +134,8 @@ where
     let events_count = events.count();
     let events = Arc::new(EventsPort::start(events, console)?);
     let stop = StopSignal::default();
-    listen(control.try_clone()?, stop.clone())?;
+    let has_ended = Arc::new(AtomicBool::default());
+    listen(control.try_clone()?, stop.clone(), Arc::clone(&has_ended))?;
     let (link, clients) = match config.control {
         Some(_) => {
             let (link, clients) = ClientsPort::start(ports::open(Port::Clients)?)?;
@@ -166,6 +168,7 @@ where
             dump,
         )
     }));
+    has_ended.store(true, Ordering::Release);
     send_message(&mut control, &ToOuter::Ending)?;
     let lost = events.finish();
     *sent = Sent {
@@ -186,7 +189,7 @@ where
 }
 
 /// Waits for the launcher's stop request, or for the launcher's end, on a thread that ends with the machine.
-fn listen(control: File, stop: StopSignal) -> io::Result<()> {
+fn listen(control: File, stop: StopSignal, has_ended: Arc<AtomicBool>) -> io::Result<()> {
     let listen = move || {
         let mut control = BufReader::new(control);
         let mut buffer = Vec::new();
@@ -194,8 +197,8 @@ fn listen(control: File, stop: StopSignal) -> io::Result<()> {
             read_line::<ToInner>(&mut control, &mut buffer, MAX_CONTROL_BYTES)
         {
             stop.request(message.into());
-            if let Err(error) = stuck::print_later() {
-                eprintln!("hyprobe: cannot start a thread: {error}");
+            if let Err(error) = stuck::print_later(Arc::clone(&has_ended)) {
+                say(format_args!("hyprobe: cannot start a thread: {error}"));
             }
         }
         stop.request(StopReason::OutputClosed);

@@ -6,14 +6,20 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::nested::phase::STOP_LIMIT;
+use crate::stderr::say;
+
 /// From the request to the list: less than the launcher's limit.
-pub(super) const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(8);
 /// The time over which processor time is measured.
 const SAMPLE: Duration = Duration::from_secs(1);
+const _: () = assert!(PATIENCE.as_secs() + SAMPLE.as_secs() < STOP_LIMIT.as_secs());
 
 /// A thread of this process.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,18 +51,24 @@ impl fmt::Display for Task {
     }
 }
 
-/// Waits for [`PATIENCE`] on a thread that ends with the process, then prints this process's threads on standard error.
-pub(super) fn print_later() -> io::Result<()> {
-    let print = || {
+/// Waits for [`PATIENCE`] on a thread of its own, then prints this process's threads on standard error, unless the run `has_ended`.
+pub(super) fn print_later(has_ended: Arc<AtomicBool>) -> io::Result<()> {
+    let print = move || {
         thread::sleep(PATIENCE);
-        eprintln!(
-            "hyprobe: the nested run was asked to end {} s ago and has not; its threads, over {} s:",
-            PATIENCE.as_secs(),
-            SAMPLE.as_secs()
-        );
-        match tasks(Path::new("/proc/self/task")) {
-            Ok(tasks) => tasks.iter().for_each(|task| eprintln!("  {task}")),
-            Err(error) => eprintln!("hyprobe: cannot list the threads: {error}"),
+        if has_ended.load(Ordering::Acquire) {
+            return;
+        }
+        let listed = match tasks(Path::new("/proc/self/task")) {
+            Ok(tasks) => tasks.iter().map(|task| format!("\n  {task}")).collect(),
+            Err(error) => format!(" cannot be listed: {error}"),
+        };
+        if !has_ended.load(Ordering::Acquire) {
+            // In one write: each takes long.
+            say(format_args!(
+                "hyprobe: the nested run was asked to end {} s ago and has not; its threads, over {} s:{listed}",
+                PATIENCE.as_secs(),
+                SAMPLE.as_secs()
+            ));
         }
     };
     thread::Builder::new()
@@ -75,7 +87,7 @@ fn tasks(tasks: &Path) -> io::Result<Vec<Task>> {
         before.extend(ticks.as_deref().and_then(ticks_of).map(|it| (folder, it)));
     }
     thread::sleep(SAMPLE);
-    let task = |(folder, (user, kernel)): (std::path::PathBuf, (u64, u64))| {
+    let task = |(folder, (user, kernel)): (PathBuf, (u64, u64))| {
         let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
         let (user_now, kernel_now) = ticks_of(&read("stat")?)?;
         let stack = read("stack").unwrap_or_default();
@@ -125,20 +137,23 @@ mod tests {
 
     #[test]
     fn busy_thread_of_this_process_is_listed_with_its_time() {
-        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let is_over = Arc::new(AtomicBool::default());
+        let ends = Arc::clone(&is_over);
         let busy = thread::Builder::new().name("is-busy".to_owned());
-        let busy = busy
-            .spawn(move || {
-                while ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                    std::hint::spin_loop();
-                }
-            })
-            .expect("a thread");
-        let listed = tasks(Path::new("/proc/self/task")).expect("its threads");
-        drop(end);
+        let busy = busy.spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let busy = busy.expect("a thread");
+        // On a busy host, the thread may have had no time at first.
+        let is_listed = (0..20).any(|_| {
+            let listed = tasks(Path::new("/proc/self/task")).expect("its threads");
+            let mut busy = listed.iter().filter(|task| task.name == "is-busy");
+            busy.any(|task| task.user_ticks > 0)
+        });
+        is_over.store(true, Ordering::Relaxed);
         busy.join().expect("no panic");
-        let busy = listed.iter().find(|task| task.name == "is-busy");
-        let busy = busy.expect("it is listed");
-        assert!(busy.user_ticks > 0, "{busy}");
+        assert!(is_listed);
     }
 }

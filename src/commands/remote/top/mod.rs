@@ -6,6 +6,7 @@ mod view;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
+use control::api::ProblemKind;
 use control::{Client, ClientError};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -51,6 +52,8 @@ fn show(
             Ok(()) => (),
             // The run is over, and the socket is gone.
             Err(ClientError::Connect { .. } | ClientError::Broken(_)) => return Ok(()),
+            // Others have all connections: the screen stays until the next look.
+            Err(ClientError::Refused(refused)) if refused.is(ProblemKind::Busy) => (),
             Err(error) => return Err(error.into()),
         }
     }
