@@ -6,6 +6,9 @@ use control::{Client, ClientError};
 use crate::boot::{Boot, Running, Stock};
 
 const SOCKET: &str = "x.sock";
+/// The time limit of a run. In a nested run, a hit with fields may take longer than the guest's tick, and the guest then takes minutes for the work of
+/// a second.
+const LIMIT: &str = "600s";
 /// The guest's words before it waits for probes.
 const READY: &str = "ready for probes";
 /// The guest's word behind the wait.
@@ -19,6 +22,7 @@ pub(crate) fn client(running: &Running) -> Client {
 pub(crate) fn start(stock: &Stock, script: &str) -> Running {
     Boot::with_script(stock, script)
         .option("--control", SOCKET)
+        .option("--timeout", LIMIT)
         .start()
 }
 
