@@ -6,15 +6,15 @@ use control::{Client, ClientError};
 use crate::boot::{Boot, Running, Stock};
 
 const SOCKET: &str = "x.sock";
-/// The time limit of a run. In a nested run, a hit with fields may take longer than the guest's tick, and the guest then takes minutes for the work of
-/// a second.
+/// The time limit of a run. In a nested run, a hit with fields may take longer than the guest's tick: then the guest takes minutes for the
+/// work of a second.
 const LIMIT: &str = "600s";
 /// The guest's words before it waits for probes.
 const READY: &str = "ready for probes";
 /// The guest's word behind the wait.
 const WOKEN: &str = "woken";
 
-pub(crate) fn client(running: &Running) -> Client {
+fn client(running: &Running) -> Client {
     Client::new(&running.folder().join(SOCKET)).expect("a client")
 }
 

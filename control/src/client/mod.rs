@@ -332,7 +332,7 @@ impl Client {
             .uri(path)
             .header(header::HOST, "hyprobe")
             .header(header::CONTENT_TYPE, "application/json")
-            // The server closes with its answer: the next connection finds the room of this one.
+            // The server closes the connection behind the answer, so this client never counts twice among the server's connections.
             .header(header::CONNECTION, "close")
             .body(Full::from(body))
             .map_err(ClientError::Request)?;
@@ -346,8 +346,8 @@ impl Client {
                 }
             };
             let mut answer = std::pin::pin!(answer);
-            // Errors of the connection are the answer's. The connection ends with the answer at the latest: a server that takes no bytes
-            // would hold it.
+            // An error of the connection is an error of the answer, too. Behind the answer, the connection is dropped: if the server read no
+            // more bytes of the request, the connection would never end.
             tokio::select! {
                 biased;
                 answer = &mut answer => answer,

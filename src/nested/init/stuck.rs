@@ -1,7 +1,7 @@
 //! The threads of a run that has not ended though it was asked to.
 //!
-//! The launcher kills QEMU a few seconds later. Without the list, nobody could tell a run that waits for something from an outer Linux that
-//! executes nothing any more.
+//! The launcher kills QEMU a few seconds later. The list shows whether a thread of the run waits or loops, and where. Without a list, the
+//! outer Linux itself may have stopped.
 
 use std::fmt;
 use std::fs;
