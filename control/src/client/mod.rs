@@ -332,7 +332,7 @@ impl Client {
             .uri(path)
             .header(header::HOST, "hyprobe")
             .header(header::CONTENT_TYPE, "application/json")
-            // The server closes the connection behind the answer, so this client never counts twice among the server's connections.
+            // The server closes the connection behind the answer, and then has room for the next connection.
             .header(header::CONNECTION, "close")
             .body(Full::from(body))
             .map_err(ClientError::Request)?;
