@@ -9,7 +9,6 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, init_module, reboot};
 use thiserror::Error;
 
-use crate::heartbeat;
 use crate::initramfs::{MODULES_PATH, MOUNTS};
 
 /// Why the outer Linux is not usable.
@@ -31,9 +30,6 @@ pub enum InitError {
         /// The cause.
         source: io::Error,
     },
-    /// A thread cannot be started.
-    #[error("cannot start a thread in the outer Linux")]
-    Thread(#[source] io::Error),
 }
 
 /// Whether the process is pid 1 of an outer Linux whose initramfs has the file `path`.
@@ -42,7 +38,7 @@ pub fn is_pid_1_with(path: &str) -> bool {
     std::process::id() == 1 && Path::new(path).exists()
 }
 
-/// Mounts the file systems, loads the modules in the listed order, and starts the thread that delivers interrupts that QEMU loses.
+/// Mounts the file systems, and loads the modules in the listed order.
 ///
 /// # Errors
 ///
@@ -65,7 +61,7 @@ pub fn set_up() -> Result<(), InitError> {
         let module = fs::read(path).map_err(|error| failed(path, error))?;
         init_module(&module, c"").map_err(|error| failed(path, error.into()))?;
     }
-    heartbeat::start().map_err(InitError::Thread)
+    Ok(())
 }
 
 /// Waits until the last byte has left the serial line, and switches the machine off, which ends the emulator.

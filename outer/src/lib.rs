@@ -9,7 +9,6 @@
 //! The crate knows nothing of its users: each user adds its own files, devices and kernel parameters.
 
 mod executable;
-mod heartbeat;
 mod initramfs;
 mod kernel;
 mod machine;

@@ -14,7 +14,9 @@ pub const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off no
 ///
 /// - TCG derives the TSC from the host's TSC, so the kernel need not calibrate or watch the TSC.
 /// - init, and so every guest, keeps off the first CPU, because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
-const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0";
+/// - QEMU loses interrupts of a CPU that runs a guest. The timer of each CPU is therefore periodic: QEMU repeats the interrupt without the
+///   kernel, and each delivers the lost ones too. A timer that the kernel arms for one interrupt at a time stops at the first loss.
+const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0 highres=off nohz=off";
 
 /// TCG emulates SVM with NPT, and no VMX.
 const FIXED: &str = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
@@ -97,7 +99,7 @@ mod tests {
         assert_eq!((after("-smp"), after("-m")), ("3", "7M"));
         assert_eq!((after("-kernel"), after("-initrd")), ("k", "i"));
         let line = after("-append");
-        assert!(line.contains(" isolcpus=0 tsc_early_khz="), "{line}");
+        assert!(line.contains(" isolcpus=0 highres=off nohz=off tsc_early_khz="), "{line}");
         assert!(line.ends_with(" quiet"), "{line}");
     }
 }
