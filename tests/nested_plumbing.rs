@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use events::{Event, EventSink, GuestSummary, Note, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
+use rustix::process::{Pid, Signal, kill_process};
 
 use hyprobe::config::{Accel, Boot, Console, Initrd, RunConfig, Sandbox, TrapChoice};
 use hyprobe::nested::{self, GuestKernel, InnerFailure, LaunchError, Outside};
@@ -49,7 +50,7 @@ fn main() {
     }
 }
 
-const TESTS: [(&str, fn()); 6] = [
+const TESTS: [(&str, fn()); 8] = [
     ("everything_comes_out", everything_comes_out),
     (
         "an_error_comes_out_with_its_causes",
@@ -64,6 +65,14 @@ const TESTS: [(&str, fn()); 6] = [
     (
         "a_stop_while_booting_is_a_summary",
         a_stop_while_booting_is_a_summary,
+    ),
+    (
+        "run_that_ignores_a_stop_is_killed_and_described",
+        run_that_ignores_a_stop_is_killed_and_described,
+    ),
+    (
+        "qemu_that_stands_still_is_killed_and_described",
+        qemu_that_stands_still_is_killed_and_described,
     ),
 ];
 
@@ -103,6 +112,9 @@ fn payload(
             guest.end = GuestEnd::Stopped;
             guest.detail = Some(format!("{reason:?}"));
         }
+        "deaf" => loop {
+            std::thread::sleep(Duration::from_secs(60));
+        },
         "error" => {
             let cause = io::Error::from_raw_os_error(28);
             return Err(InnerFailure::new(2, &io::Error::other(cause)));
@@ -162,7 +174,7 @@ fn the_end_of_pid_1_comes_out() {
 
 fn stop_request_reaches_the_inner_run() {
     let mut run = Run::of("stop");
-    run.stop_when_running = true;
+    run.when_running = WhenRunning::Stop;
     let summary = run.launch().expect("summary");
     assert_eq!(summary.guest.end, GuestEnd::Stopped);
     assert_eq!(summary.guest.detail.as_deref(), Some("Some(Signal)"));
@@ -175,6 +187,36 @@ fn a_stop_while_booting_is_a_summary() {
     let summary = run.launch().expect("summary");
     assert_eq!(summary.guest.end, GuestEnd::Stopped);
     assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+fn run_that_ignores_a_stop_is_killed_and_described() {
+    let mut run = Run::of("deaf");
+    run.when_running = WhenRunning::Stop;
+    let error = run.launch().expect_err("it does not end");
+    assert!(matches!(error, LaunchError::NotStopped { .. }), "{error}");
+    let text = error.to_string();
+    for part in ["\n  CPU 1: RIP=", "\n  CPU 0/TCG: "] {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+fn qemu_that_stands_still_is_killed_and_described() {
+    let mut run = Run::of("deaf");
+    run.when_running = WhenRunning::Freeze;
+    let error = run.launch().expect_err("it does not end");
+    assert!(matches!(error, LaunchError::StoodStill { .. }), "{error}");
+    let text = error.to_string();
+    for part in ["the monitor names no CPU", "\n  CPU 0/TCG: 0 ticks"] {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+/// Sends the child of this thread, which is QEMU, a signal that stops all its threads.
+fn freeze_qemu() {
+    let children = std::fs::read_to_string("/proc/thread-self/children").expect("children");
+    let child = children.trim().parse().expect("one child");
+    let child = Pid::from_raw(child).expect("a process");
+    kill_process(child, Signal::STOP).expect("stopped");
 }
 
 const KERNEL: &[u8] = b"\x7fELF, or so it says";
@@ -200,12 +242,21 @@ impl Write for Screen {
     }
 }
 
+/// What happens when the outer Linux is up.
+enum WhenRunning {
+    Nothing,
+    /// The run inside is asked to end.
+    Stop,
+    /// QEMU's threads stop.
+    Freeze,
+}
+
 struct Run {
     config: RunConfig,
     sink: Arc<Events>,
     console: Screen,
     stop: StopSignal,
-    stop_when_running: bool,
+    when_running: WhenRunning,
     _files: tempfile::TempDir,
 }
 
@@ -240,7 +291,7 @@ impl Run {
             sink: Arc::default(),
             console: Screen::default(),
             stop: StopSignal::default(),
-            stop_when_running: false,
+            when_running: WhenRunning::Nothing,
             _files: files,
         }
     }
@@ -251,8 +302,12 @@ impl Run {
         keyboard.write_all(b"typed\n").expect("type");
         let progress = |step: &str| {
             println!("  {step}");
-            if self.stop_when_running && step.contains("is up") {
-                self.stop.request(StopReason::Signal);
+            if step.contains("is up") {
+                match self.when_running {
+                    WhenRunning::Nothing => (),
+                    WhenRunning::Stop => self.stop.request(StopReason::Signal),
+                    WhenRunning::Freeze => freeze_qemu(),
+                }
             }
         };
         let outside = Outside {

@@ -19,7 +19,7 @@ pub const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off no
 const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0 highres=off nohz=off";
 
 /// TCG emulates SVM with NPT, and no VMX.
-const FIXED: &str = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
+const FIXED: &str = "-name hyprobe-outer,debug-threads=on -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
                      -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
 
 /// The memory of Linux, of the program that is pid 1, and of the program's copy of the guest's kernel with the symbols.
@@ -99,7 +99,10 @@ mod tests {
         assert_eq!((after("-smp"), after("-m")), ("3", "7M"));
         assert_eq!((after("-kernel"), after("-initrd")), ("k", "i"));
         let line = after("-append");
-        assert!(line.contains(" isolcpus=0 highres=off nohz=off tsc_early_khz="), "{line}");
+        assert!(
+            line.contains(" isolcpus=0 highres=off nohz=off tsc_early_khz="),
+            "{line}"
+        );
         assert!(line.ends_with(" quiet"), "{line}");
     }
 }

@@ -76,6 +76,8 @@ pub(super) struct Running {
     ports: [Option<UnixStream>; Port::ALL.len()],
     /// The outer Linux's first serial line.
     serial: Option<UnixStream>,
+    /// QEMU's monitor, for a QEMU that no longer answers otherwise.
+    monitor: UnixStream,
 }
 
 impl Running {
@@ -96,6 +98,16 @@ impl Running {
             .stderr
             .take()
             .expect("stderr is a pipe and is taken once")
+    }
+
+    /// QEMU's process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// QEMU's monitor: takes commands as lines.
+    pub(super) const fn monitor(&self) -> &UnixStream {
+        &self.monitor
     }
 
     /// The exit status of QEMU, if QEMU has ended.
@@ -132,6 +144,7 @@ pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError>
     let kernel = in_memory("the outer kernel", &inputs.kernel)?;
     let initramfs = in_memory("the outer initramfs", &inputs.initramfs)?;
     let (serial, serial_theirs) = pair()?;
+    let (monitor, monitor_theirs) = pair()?;
     let mut ports = [const { None }; Port::ALL.len()];
     let mut theirs = Vec::new();
     for port in Port::ALL {
@@ -152,7 +165,9 @@ pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError>
         .args(qemu.sandbox())
         .args(machine.options())
         .args(["-chardev", &chardev("serial", serial_theirs.as_raw_fd())])
-        .args(["-serial", "chardev:serial"]);
+        .args(["-serial", "chardev:serial"])
+        .args(["-chardev", &chardev("monitor", monitor_theirs.as_raw_fd())])
+        .args(["-monitor", "chardev:monitor"]);
     // The number of ports decides on the number of virtqueues, 62 by default. Port 0 is kept free for a console.
     let controller = format!("virtio-serial-pci,max_ports={}", Port::ALL.len() + 1);
     command.args(["-device", &controller]);
@@ -172,7 +187,12 @@ pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError>
         // ctrl-C at the terminal is for hyprobe alone, which then asks the run inside to end.
         .process_group(0);
 
-    let mut given: Vec<OwnedFd> = vec![kernel.into(), initramfs.into(), serial_theirs.into()];
+    let mut given: Vec<OwnedFd> = vec![
+        kernel.into(),
+        initramfs.into(),
+        serial_theirs.into(),
+        monitor_theirs.into(),
+    ];
     given.extend(theirs.into_iter().map(|(_, end)| end.into()));
     let layer = match inputs.sandbox {
         Sandbox::On => Some(qemu.layer()?),
@@ -204,6 +224,7 @@ pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError>
         child,
         ports,
         serial: Some(serial),
+        monitor,
     })
 }
 

@@ -24,6 +24,7 @@ use super::lines::LineError;
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
 use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
+use super::standstill::{self, Activity};
 use super::tail::Tail;
 use crate::config::RunConfig;
 use crate::run::crash_dump::CoreWriter;
@@ -70,10 +71,23 @@ pub enum LaunchError {
         said: LastWords,
     },
     /// The run did not end after a stop request.
-    #[error("the nested run did not end when it was asked to, and was killed{said}")]
+    #[error("the nested run did not end when it was asked to, and was killed{said}\n{seen}")]
     NotStopped {
         /// The last output of QEMU and of the outer Linux.
         said: LastWords,
+        /// The CPUs and threads of QEMU.
+        seen: String,
+    },
+    /// QEMU did not work any more.
+    #[error(
+        "QEMU used no processor time for {} s, and was killed: it would not have worked on, start the run again{said}\n{seen}",
+        standstill::LIMIT.as_secs()
+    )]
+    StoodStill {
+        /// The last output of QEMU and of the outer Linux.
+        said: LastWords,
+        /// The CPUs and threads of QEMU.
+        seen: String,
     },
     /// A port's contents are damaged.
     #[error("the {} port of the outer Linux cannot be used{said}", port.name())]
@@ -299,6 +313,7 @@ impl<'a> Watch<'a> {
 
     fn until_over(&mut self, began: Instant, timeout: Option<Duration>) -> Over {
         let mut progress = Progress::begin(began, timeout);
+        let mut activity = Activity::begin(began, self.running.pid());
         let mut told = false;
         loop {
             // The order matters: see `Progress::next`.
@@ -319,6 +334,7 @@ impl<'a> Watch<'a> {
                 dumped: received.dumped,
                 stop: stop.is_some(),
                 ended,
+                still: !has_quit && activity.stands_still(Instant::now()),
             };
             let started = received.started;
             drop(received);
@@ -355,6 +371,12 @@ impl<'a> Watch<'a> {
         began: Instant,
         config: &RunConfig,
     ) -> Result<Summary, LaunchError> {
+        let seen = match over {
+            Over::NotStopped | Over::StoodStill => {
+                standstill::describe(self.running.pid(), self.running.monitor())
+            }
+            _ => String::new(),
+        };
         let status = self.running.ended().unwrap_or_else(|| "killed".to_owned());
         self.running.kill();
         self.inbox.note_ending();
@@ -402,7 +424,8 @@ impl<'a> Watch<'a> {
             },
             Over::StoppedEarly => Ok(not_begun(config)),
             Over::QemuEnded => Err(LaunchError::Ended { status, said }),
-            Over::NotStopped => Err(LaunchError::NotStopped { said }),
+            Over::NotStopped => Err(LaunchError::NotStopped { said, seen }),
+            Over::StoodStill => Err(LaunchError::StoodStill { said, seen }),
             Over::NotBooted => Err(LaunchError::NotBooted {
                 after: began.elapsed(),
                 said,

@@ -10,6 +10,8 @@
 //! - `inputs`: the files of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
+//! - `standstill`: a QEMU that no longer works.
+//! - `threads`: the threads of a process that no longer answers, outside and inside.
 //! - `init`: inside, as pid 1.
 //!
 //! Clients of the control socket come in through a separate port: see [`control::mux`].
@@ -26,7 +28,9 @@ mod lines;
 mod phase;
 mod ports;
 mod protocol;
+mod standstill;
 mod tail;
+mod threads;
 
 pub(crate) use choice::{Choice, Unusable, choose};
 pub use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};

@@ -65,6 +65,8 @@ pub(super) struct Facts {
     pub(super) stop: bool,
     /// QEMU has ended, and the ports have been read to the end.
     pub(super) ended: bool,
+    /// QEMU has not ended, and no longer uses processor time.
+    pub(super) still: bool,
 }
 
 /// The next action.
@@ -93,6 +95,8 @@ pub(super) enum Over {
     StoppedEarly,
     /// The run did not end after a stop request.
     NotStopped,
+    /// QEMU stands still.
+    StoodStill,
     /// A port's contents are damaged.
     Violation,
 }
@@ -143,6 +147,9 @@ impl Progress {
         }
         if facts.ended {
             return Verdict::Over(Over::QemuEnded);
+        }
+        if facts.still {
+            return Verdict::Over(Over::StoodStill);
         }
         if facts.ending {
             self.enter(Phase::Draining, now);
@@ -196,6 +203,7 @@ mod tests {
         violation: false,
         stop: false,
         ended: false,
+        still: false,
     };
 
     fn begun(timeout: Option<Duration>) -> (Progress, Instant) {
@@ -327,6 +335,21 @@ mod tests {
             progress.next(now + BOOT_LIMIT, Facts::default()),
             Verdict::Over(Over::NotBooted)
         );
+    }
+
+    #[test]
+    fn qemu_that_stands_still_ends_a_run_without_an_outcome() {
+        let (mut progress, now) = begun(None);
+        let still = Facts {
+            still: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, still), Verdict::Over(Over::StoodStill));
+        let finished = Facts {
+            finished: true,
+            ..still
+        };
+        assert_eq!(progress.next(now, finished), Verdict::Wait);
     }
 
     #[test]
