@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use events::{Event, EventSink, GuestSummary, Note, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
-use rustix::process::{Pid, Signal, kill_process};
 
 use hyprobe::config::{Accel, Boot, Console, Initrd, RunConfig, Sandbox, TrapChoice};
 use hyprobe::nested::{self, GuestKernel, InnerFailure, LaunchError, Outside};
@@ -71,8 +70,8 @@ const TESTS: [(&str, fn()); 8] = [
         run_that_ignores_a_stop_is_killed_and_described,
     ),
     (
-        "qemu_that_stands_still_is_killed_and_described",
-        qemu_that_stands_still_is_killed_and_described,
+        "qemu_with_a_cpu_that_stands_still_is_killed_and_described",
+        qemu_with_a_cpu_that_stands_still_is_killed_and_described,
     ),
 ];
 
@@ -98,7 +97,7 @@ fn payload(
         "everything" => {
             eprintln!("this is the log");
             let facts = vmm::Host::open().map(|host| vmm::self_test(&host));
-            guest.detail = Some(format!("{facts:?}"));
+            guest.detail = Some(format!("{facts:?}, timers {:?}", timer_handlers()));
             (0..EVENTS).for_each(|ts| sink.event(note(ts)));
             let mut typed = String::new();
             io::stdin().lock().read_line(&mut typed).expect("typed");
@@ -112,9 +111,12 @@ fn payload(
             guest.end = GuestEnd::Stopped;
             guest.detail = Some(format!("{reason:?}"));
         }
-        "deaf" => loop {
-            std::thread::sleep(Duration::from_secs(60));
-        },
+        "deaf" => sleep_for_ever(),
+        "offline" => {
+            // A CPU without a timer, as if QEMU had lost the timer.
+            std::fs::write("/sys/devices/system/cpu/cpu1/online", "0").expect("switched off");
+            sleep_for_ever()
+        }
         "error" => {
             let cause = io::Error::from_raw_os_error(28);
             return Err(InnerFailure::new(2, &io::Error::other(cause)));
@@ -133,6 +135,24 @@ fn payload(
     })
 }
 
+fn sleep_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+/// The handlers of the timers' interrupts, one for each CPU of the outer Linux.
+fn timer_handlers() -> Vec<String> {
+    let timers = std::fs::read_to_string("/proc/timer_list").expect("timers");
+    let cpus = timers.split("Per CPU device: ").skip(1);
+    let handler = |cpu: &str| {
+        let device = cpu.split_once("Clock Event Device: ")?.1.lines().next()?;
+        let handler = cpu.split_once("event_handler:")?.1.lines().next()?.trim();
+        Some(format!("{device} {handler}"))
+    };
+    cpus.map(|cpu| handler(cpu).unwrap_or_default()).collect()
+}
+
 fn everything_comes_out() {
     let run = Run::of("everything");
     let summary = run.launch().expect("summary");
@@ -140,6 +160,16 @@ fn everything_comes_out() {
     let facts = summary.guest.detail.expect("facts");
     assert!(facts.contains("HostFacts"), "{facts}");
     println!("  {facts}");
+    // QEMU repeats the interrupts of these timers, and loses none for good.
+    let timers = facts.split_once("timers ").expect("timers").1;
+    let timers: Vec<String> = serde_json::from_str(timers).expect("a list");
+    assert!(timers.len() >= 2, "{timers:?}");
+    assert!(
+        timers
+            .iter()
+            .all(|timer| timer == "lapic tick_handle_periodic"),
+        "{timers:?}"
+    );
     let events = run.sink.0.lock().expect("lock");
     assert_eq!(events.len() as u64, EVENTS);
     assert!(events.iter().zip(0..).all(|(event, ts)| *event == note(ts)));
@@ -174,7 +204,7 @@ fn the_end_of_pid_1_comes_out() {
 
 fn stop_request_reaches_the_inner_run() {
     let mut run = Run::of("stop");
-    run.when_running = WhenRunning::Stop;
+    run.stop_when_running = true;
     let summary = run.launch().expect("summary");
     assert_eq!(summary.guest.end, GuestEnd::Stopped);
     assert_eq!(summary.guest.detail.as_deref(), Some("Some(Signal)"));
@@ -191,7 +221,7 @@ fn a_stop_while_booting_is_a_summary() {
 
 fn run_that_ignores_a_stop_is_killed_and_described() {
     let mut run = Run::of("deaf");
-    run.when_running = WhenRunning::Stop;
+    run.stop_when_running = true;
     let error = run.launch().expect_err("it does not end");
     assert!(matches!(error, LaunchError::NotStopped { .. }), "{error}");
     let text = error.to_string();
@@ -200,23 +230,13 @@ fn run_that_ignores_a_stop_is_killed_and_described() {
     }
 }
 
-fn qemu_that_stands_still_is_killed_and_described() {
-    let mut run = Run::of("deaf");
-    run.when_running = WhenRunning::Freeze;
-    let error = run.launch().expect_err("it does not end");
+fn qemu_with_a_cpu_that_stands_still_is_killed_and_described() {
+    let error = Run::of("offline").launch().expect_err("it does not end");
     assert!(matches!(error, LaunchError::StoodStill { .. }), "{error}");
     let text = error.to_string();
-    for part in ["the monitor names no CPU", "\n  CPU 0/TCG: 0 ticks"] {
+    for part in ["\n  CPU 1: RIP=", "\n  CPU 1/TCG: 0 ticks"] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
-}
-
-/// Sends the child of this thread, which is QEMU, a signal that stops all its threads.
-fn freeze_qemu() {
-    let children = std::fs::read_to_string("/proc/thread-self/children").expect("children");
-    let child = children.trim().parse().expect("one child");
-    let child = Pid::from_raw(child).expect("a process");
-    kill_process(child, Signal::STOP).expect("stopped");
 }
 
 const KERNEL: &[u8] = b"\x7fELF, or so it says";
@@ -242,21 +262,12 @@ impl Write for Screen {
     }
 }
 
-/// What happens when the outer Linux is up.
-enum WhenRunning {
-    Nothing,
-    /// The run inside is asked to end.
-    Stop,
-    /// QEMU's threads stop.
-    Freeze,
-}
-
 struct Run {
     config: RunConfig,
     sink: Arc<Events>,
     console: Screen,
     stop: StopSignal,
-    when_running: WhenRunning,
+    stop_when_running: bool,
     _files: tempfile::TempDir,
 }
 
@@ -291,7 +302,7 @@ impl Run {
             sink: Arc::default(),
             console: Screen::default(),
             stop: StopSignal::default(),
-            when_running: WhenRunning::Nothing,
+            stop_when_running: false,
             _files: files,
         }
     }
@@ -302,12 +313,8 @@ impl Run {
         keyboard.write_all(b"typed\n").expect("type");
         let progress = |step: &str| {
             println!("  {step}");
-            if step.contains("is up") {
-                match self.when_running {
-                    WhenRunning::Nothing => (),
-                    WhenRunning::Stop => self.stop.request(StopReason::Signal),
-                    WhenRunning::Freeze => freeze_qemu(),
-                }
+            if self.stop_when_running && step.contains("is up") {
+                self.stop.request(StopReason::Signal);
             }
         };
         let outside = Outside {

@@ -16,10 +16,10 @@ pub const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off no
 /// - init, and so every guest, keeps off the first CPU, because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
 /// - QEMU loses interrupts of a CPU that runs a guest. The timer of each CPU is therefore periodic: QEMU repeats the interrupt without the
 ///   kernel, and each delivers the lost ones too. A timer that the kernel arms for one interrupt at a time stops at the first loss.
-const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0 highres=off nohz=off";
+const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0 highres=off nohz=off lapic=notscdeadline";
 
 /// TCG emulates SVM with NPT, and no VMX.
-const FIXED: &str = "-name hyprobe-outer,debug-threads=on -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
+const FIXED: &str = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
                      -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
 
 /// The memory of Linux, of the program that is pid 1, and of the program's copy of the guest's kernel with the symbols.
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!((after("-kernel"), after("-initrd")), ("k", "i"));
         let line = after("-append");
         assert!(
-            line.contains(" isolcpus=0 highres=off nohz=off tsc_early_khz="),
+            line.contains(" isolcpus=0 highres=off nohz=off lapic=notscdeadline tsc_early_khz="),
             "{line}"
         );
         assert!(line.ends_with(" quiet"), "{line}");

@@ -161,6 +161,15 @@ impl Qemu {
         }
     }
 
+    /// The option for names of QEMU's threads. Later versions name their threads always, and are to lose the option.
+    #[must_use]
+    pub const fn thread_names(&self) -> &'static [&'static str] {
+        match self.version.major {
+            ..11 => &["-name", "debug-threads=on"],
+            _ => &[],
+        }
+    }
+
     /// The program.
     pub fn path(&self) -> &Path {
         &self.path

@@ -17,6 +17,7 @@ use super::inputs::Inputs;
 use super::phase::{BOOT_LIMIT, Facts, TICK};
 use super::ports::{self, Inbox};
 use super::protocol::Port;
+use super::standstill;
 use super::tail::Tail;
 use crate::stop::StopSignal;
 
@@ -167,11 +168,17 @@ pub(super) fn boot(
             StartOutcome::Crashed(status) => Some(status),
         };
         let tail = booting.tail.clone();
+        let running = &booting.running;
+        let seen = match crash {
+            None => standstill::describe(running.pid(), running.monitor()),
+            Some(_) => String::new(),
+        };
         booting.give_up();
         let crash = crash.map(|status| format!("{status}: {}", tail.last_lines(1).trim_end()));
         tracing::warn!(
             ?after,
             ?crash,
+            seen,
             "the outer Linux does not come up; started again"
         );
         again(AbandonedStart { after, crash });

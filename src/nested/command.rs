@@ -163,6 +163,7 @@ pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError>
     let mut command = Command::new(qemu.path());
     command
         .args(qemu.sandbox())
+        .args(qemu.thread_names())
         .args(machine.options())
         .args(["-chardev", &chardev("serial", serial_theirs.as_raw_fd())])
         .args(["-serial", "chardev:serial"])

@@ -15,15 +15,14 @@ use control::mux::Outer;
 use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
-use thiserror::Error;
 
-use super::boot::{self, AbandonedStart, BootError, Booting};
+use super::boot::{self, AbandonedStart, Booting};
 use super::command::Running;
-use super::inputs::{GuestKernel, Inputs, InputsError};
-use super::lines::LineError;
+use super::error::{LastWords, LaunchError};
+use super::inputs::{GuestKernel, Inputs};
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
 use super::ports::{self, Inbox, Typing};
-use super::protocol::{InnerFailure, Outcome, Port, ToInner};
+use super::protocol::{Outcome, Port, ToInner};
 use super::standstill::{self, Activity};
 use super::tail::Tail;
 use crate::config::RunConfig;
@@ -37,95 +36,6 @@ const DUMP_END: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(5);
 /// As much of the outer Linux's last words as fits below an error.
 const TAIL_LINES: usize = 25;
-
-/// The error of a nested run.
-#[derive(Debug, Error)]
-pub enum LaunchError {
-    /// The outer Linux could not be put together.
-    #[error(transparent)]
-    Inputs(#[from] InputsError),
-    /// QEMU could not be started.
-    #[error(transparent)]
-    Boot(#[from] BootError),
-    /// This process cannot start a thread.
-    #[error("cannot start a thread for a port of the outer Linux")]
-    Thread(#[source] io::Error),
-    /// The run inside failed, with the given error.
-    #[error(transparent)]
-    Inner(#[from] InnerFailure),
-    /// QEMU ended, and the run inside has not reported a reason.
-    #[error("QEMU ended ({status}) before the nested run did{said}")]
-    Ended {
-        /// QEMU's exit status.
-        status: String,
-        /// The last output of QEMU and of the outer Linux.
-        said: LastWords,
-    },
-    /// The outer Linux did not come up.
-    #[error("the outer Linux has not started hyprobe after {} s, nor when it was booted before; is this host \
-             overloaded?{said}", after.as_secs())]
-    NotBooted {
-        /// The duration of the last boot.
-        after: Duration,
-        /// The last output of QEMU and of the outer Linux.
-        said: LastWords,
-    },
-    /// The run did not end after a stop request.
-    #[error("the nested run did not end when it was asked to, and was killed{said}\n{seen}")]
-    NotStopped {
-        /// The last output of QEMU and of the outer Linux.
-        said: LastWords,
-        /// The CPUs and threads of QEMU.
-        seen: String,
-    },
-    /// QEMU did not work any more.
-    #[error(
-        "QEMU used no processor time for {} s, and was killed: it would not have worked on, start the run again{said}\n{seen}",
-        standstill::LIMIT.as_secs()
-    )]
-    StoodStill {
-        /// The last output of QEMU and of the outer Linux.
-        said: LastWords,
-        /// The CPUs and threads of QEMU.
-        seen: String,
-    },
-    /// A port's contents are damaged.
-    #[error("the {} port of the outer Linux cannot be used{said}", port.name())]
-    Port {
-        /// The port.
-        port: Port,
-        /// The cause.
-        source: LineError,
-        /// The last output of QEMU and of the outer Linux.
-        said: LastWords,
-    },
-    /// Some of the output is missing.
-    #[error(
-        "the nested run ended, but {events} bytes of its events and {console} bytes of its console never arrived"
-    )]
-    Incomplete {
-        /// Bytes missing from the events.
-        events: u64,
-        /// Bytes missing from the console.
-        console: u64,
-    },
-}
-
-/// The last output of QEMU and of the outer Linux, as the end of an error message.
-#[derive(Debug)]
-pub struct LastWords(String);
-
-impl fmt::Display for LastWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("; it said nothing");
-        }
-        f.write_str("; its last words:")?;
-        self.0
-            .lines()
-            .try_for_each(|line| write!(f, "\n  | {line}"))
-    }
-}
 
 /// A step of a launch, for a progress line.
 #[derive(Debug)]
@@ -324,6 +234,7 @@ impl<'a> Watch<'a> {
             let mut followers = self.followers.iter().chain(&self.dump);
             let ended = has_quit && followers.all(JoinHandle::is_finished);
             let stop = self.outside.stop.requested();
+            let still = !has_quit && activity.stands_still(Instant::now());
             let received = self.inbox.lock();
             let facts = Facts {
                 started: received.started.is_some(),
@@ -334,7 +245,7 @@ impl<'a> Watch<'a> {
                 dumped: received.dumped,
                 stop: stop.is_some(),
                 ended,
-                still: !has_quit && activity.stands_still(Instant::now()),
+                still,
             };
             let started = received.started;
             drop(received);
@@ -372,10 +283,17 @@ impl<'a> Watch<'a> {
         config: &RunConfig,
     ) -> Result<Summary, LaunchError> {
         let seen = match over {
-            Over::NotStopped | Over::StoodStill => {
+            Over::NotBooted | Over::NotStopped | Over::StoodStill => {
                 standstill::describe(self.running.pid(), self.running.monitor())
             }
             _ => String::new(),
+        };
+        // The description takes seconds, in which the outcome may have arrived.
+        let over = match over {
+            Over::NotStopped | Over::StoodStill if self.inbox.lock().is_complete() => {
+                Over::Finished
+            }
+            over => over,
         };
         let status = self.running.ended().unwrap_or_else(|| "killed".to_owned());
         self.running.kill();
@@ -429,6 +347,7 @@ impl<'a> Watch<'a> {
             Over::NotBooted => Err(LaunchError::NotBooted {
                 after: began.elapsed(),
                 said,
+                seen,
             }),
         }
     }

@@ -10,6 +10,7 @@
 //! - `inputs`: the files of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
+//! - `error`: the errors of a run.
 //! - `standstill`: a QEMU that no longer works.
 //! - `threads`: the threads of a process that no longer answers, outside and inside.
 //! - `init`: inside, as pid 1.
@@ -21,6 +22,7 @@
 mod boot;
 mod choice;
 mod command;
+mod error;
 mod init;
 mod inputs;
 mod launch;
@@ -33,8 +35,9 @@ mod tail;
 mod threads;
 
 pub(crate) use choice::{Choice, Unusable, choose};
+pub use error::LaunchError;
 pub use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
 pub use inputs::GuestKernel;
 pub(crate) use inputs::prepare;
-pub use launch::{LaunchError, Outside, launch};
+pub use launch::{Outside, launch};
 pub use protocol::InnerFailure;

@@ -13,7 +13,8 @@
 //!                       ended
 //! ```
 //!
-//! QEMU may end in any phase. Each phase has a deadline, except Running without `--timeout`. The state machine takes only times and facts,
+//! QEMU may end in any phase, or stand still before Draining, which ends the run. Each phase has a deadline, except Running without
+//! `--timeout`. The state machine takes only times and facts,
 //! and returns only a verdict, so tests reach every path.
 
 use std::time::{Duration, Instant};
@@ -65,7 +66,7 @@ pub(super) struct Facts {
     pub(super) stop: bool,
     /// QEMU has ended, and the ports have been read to the end.
     pub(super) ended: bool,
-    /// QEMU has not ended, and no longer uses processor time.
+    /// QEMU has not ended, and one of its CPUs no longer uses processor time.
     pub(super) still: bool,
 }
 
@@ -148,15 +149,15 @@ impl Progress {
         if facts.ended {
             return Verdict::Over(Over::QemuEnded);
         }
-        if facts.still {
-            return Verdict::Over(Over::StoodStill);
-        }
         if facts.ending {
             self.enter(Phase::Draining, now);
             return match self.is_late(now, DRAIN_LIMIT) {
                 true => Verdict::Over(Over::NotStopped),
                 false => Verdict::Wait,
             };
+        }
+        if facts.still {
+            return Verdict::Over(Over::StoodStill);
         }
         if facts.started && self.phase == Phase::Booting {
             self.enter(Phase::Running, now);
@@ -338,18 +339,35 @@ mod tests {
     }
 
     #[test]
-    fn qemu_that_stands_still_ends_a_run_without_an_outcome() {
-        let (mut progress, now) = begun(None);
-        let still = Facts {
-            still: true,
+    fn qemu_that_stands_still_ends_each_phase_before_the_outcome() {
+        let booting = Facts::default();
+        let stopping = Facts {
+            stop: true,
             ..STARTED
         };
-        assert_eq!(progress.next(now, still), Verdict::Over(Over::StoodStill));
-        let finished = Facts {
-            finished: true,
-            ..still
-        };
-        assert_eq!(progress.next(now, finished), Verdict::Wait);
+        for before in [booting, STARTED, stopping] {
+            let (mut progress, now) = begun(None);
+            progress.next(now, before);
+            let still = Facts {
+                still: true,
+                ..before
+            };
+            assert_eq!(progress.next(now, still), Verdict::Over(Over::StoodStill));
+        }
+    }
+
+    #[test]
+    fn output_is_awaited_from_a_qemu_that_stands_still_behind_the_end() {
+        for (ending, finished) in [(true, false), (true, true)] {
+            let (mut progress, now) = begun(None);
+            let ended = Facts {
+                ending,
+                finished,
+                still: true,
+                ..STARTED
+            };
+            assert_eq!(progress.next(now, ended), Verdict::Wait);
+        }
     }
 
     #[test]

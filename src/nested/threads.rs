@@ -1,4 +1,4 @@
-//! The threads of a process, and their processor time: what a process does that no longer answers.
+//! The threads of a process that no longer answers, and their processor time.
 
 use std::fmt;
 use std::fs;
@@ -19,8 +19,8 @@ pub(super) struct Task {
     kernel_ticks: u64,
     /// The number and the arguments of the system call, or `running`.
     call: String,
-    /// The functions of the kernel, innermost first.
-    kernel_stack: Vec<String>,
+    /// The functions of the kernel, innermost first. Only root may read them.
+    kernel_stack: Option<Vec<String>>,
 }
 
 impl fmt::Display for Task {
@@ -32,7 +32,10 @@ impl fmt::Display for Task {
             call,
             kernel_stack,
         } = self;
-        let stack = kernel_stack.join(" < ");
+        let stack = match kernel_stack {
+            Some(functions) => functions.join(" < "),
+            None => "only for root".to_owned(),
+        };
         write!(
             f,
             "{name}: {user_ticks} ticks in user mode, {kernel_ticks} in the kernel, call {call}, stack {stack}"
@@ -57,20 +60,20 @@ pub(super) fn tasks(tasks: &Path) -> io::Result<Vec<Task>> {
     let task = |(folder, (user, kernel)): (PathBuf, (u64, u64))| {
         let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
         let (user_now, kernel_now) = ticks_of(&read("stat")?)?;
-        let stack = read("stack").unwrap_or_default();
+        let stack = read("stack");
         Some(Task {
-            name: read("comm")?.trim().to_owned(),
+            name: read("comm")?.trim().replace(char::is_control, "?"),
             user_ticks: user_now.saturating_sub(user),
             kernel_ticks: kernel_now.saturating_sub(kernel),
             call: read("syscall").unwrap_or_default().trim().to_owned(),
-            kernel_stack: stack.lines().map(function).collect(),
+            kernel_stack: stack.map(|stack| stack.lines().map(function).collect()),
         })
     };
     Ok(before.into_iter().filter_map(task).collect())
 }
 
-/// User and kernel time, in clock ticks, in the text of a process's or thread's `stat`. The name, in parentheses, may hold spaces and parentheses.
-pub(super) fn ticks_of(stat: &str) -> Option<(u64, u64)> {
+/// User and kernel time, in clock ticks, in the text of a thread's `stat`. The name, in parentheses, may hold spaces and parentheses.
+fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     let (_, behind_name) = stat.rsplit_once(") ")?;
     // The state is the third field of the file, user time the fourteenth.
     let mut times = behind_name.split(' ').skip(11);
