@@ -423,6 +423,9 @@ impl Drop for Running {
     }
 }
 
+/// The most notes in a failure's message.
+const MAX_NOTES: usize = 40;
+
 /// The output of an ended command.
 #[derive(Debug)]
 pub(crate) struct Ran {
@@ -437,7 +440,10 @@ impl Ran {
     pub(crate) fn report(&self) -> String {
         let events: Vec<&str> = self.events.lines().collect();
         let last = events[events.len().saturating_sub(5)..].join("\n");
-        format!("{}\n{}\n{last}", self.console, self.errors)
+        let notes = events.iter().filter(|line| line.contains(r#""type":"note""#));
+        let notes: Vec<&str> = notes.take(MAX_NOTES).copied().collect();
+        let notes = notes.join("\n");
+        format!("{}\n{}\n{notes}\n{last}", self.console, self.errors)
     }
 
     /// The events of the command, in order.
