@@ -72,6 +72,10 @@ pub(crate) const HEADERS: [Source; 12] = [
         text: include_str!("../workload/uprobes-attacks.h"),
     },
     Source {
+        name: "uprobes-marks.h",
+        text: include_str!("../workload/uprobes-marks.h"),
+    },
+    Source {
         name: "uprobes-returns.h",
         text: include_str!("../workload/uprobes-returns.h"),
     },
