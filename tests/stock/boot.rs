@@ -440,7 +440,9 @@ impl Ran {
     pub(crate) fn report(&self) -> String {
         let events: Vec<&str> = self.events.lines().collect();
         let last = events[events.len().saturating_sub(5)..].join("\n");
-        let notes = events.iter().filter(|line| line.contains(r#""type":"note""#));
+        let notes = events
+            .iter()
+            .filter(|line| line.contains(r#""type":"note""#));
         let notes: Vec<&str> = notes.take(MAX_NOTES).copied().collect();
         let notes = notes.join("\n");
         format!("{}\n{}\n{notes}\n{last}", self.console, self.errors)
