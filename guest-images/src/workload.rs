@@ -50,7 +50,7 @@ const THREADS: Source = Source {
 };
 
 /// Headers for all inits.
-pub(crate) const HEADERS: [Source; 12] = [
+pub(crate) const HEADERS: [Source; 13] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
@@ -70,6 +70,10 @@ pub(crate) const HEADERS: [Source; 12] = [
     Source {
         name: "uprobes-attacks.h",
         text: include_str!("../workload/uprobes-attacks.h"),
+    },
+    Source {
+        name: "uprobes-marks.h",
+        text: include_str!("../workload/uprobes-marks.h"),
     },
     Source {
         name: "uprobes-returns.h",

@@ -4,7 +4,7 @@
  *
  * `all`       forks, executes the file anew, starts threads, copies the file to FILE.copy, and writes to the copy through a mapping. While they
  *             call, other parts read this file: with read(2), with sendfile(2), with write(2) of a mapping, and through a mapping. Then the
- *             program runs the functions of `uprobes-attacks.h` and `uprobes-returns.h`. The last lines are `sums SUM...`, of the file before all calls and as each
+ *             program runs the functions of `uprobes-attacks.h`, `uprobes-returns.h` and `uprobes-marks.h`. The last lines are `sums SUM...`, of the file before all calls and as each
  *             reader found it, and `counted CALLS COPIES`: the calls of `counted` by programs that are this file, and by the copies: one that
  *             is removed, one of the same name, and the second with its contents written again.
  * `calls`     calls `counted` a hundred times.
@@ -219,6 +219,7 @@ static long open_counts(const char *path)
 	return file;
 }
 
+#include "uprobes-marks.h"
 #include "uprobes-returns.h"
 
 static void run_all(const char *path)
@@ -270,6 +271,7 @@ static void run_all(const char *path)
 	}
 	attack();
 	leave();
+	pass_marks();
 	put_field("sums ", sums[0]);
 	for (int i = 1; i < 5; i++)
 		put_field(" ", sums[i]);

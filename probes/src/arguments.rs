@@ -62,7 +62,8 @@ impl ArgumentSource {
             | ProbeKind::Kretprobe
             | ProbeKind::Watch
             | ProbeKind::Uprobe
-            | ProbeKind::Uretprobe => Self::Registers,
+            | ProbeKind::Uretprobe
+            | ProbeKind::Usdt => Self::Registers,
             ProbeKind::Syscall | ProbeKind::Retsyscall => Self::Caller,
             ProbeKind::Tracepoint => Self::Block { block: 0, funcs: 0 },
         }

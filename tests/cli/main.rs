@@ -141,12 +141,12 @@ fn help_names_the_exit_codes() {
 fn probes_that_are_none() {
     let folder = Folder::new();
     folder.refuses(
-        &["run", "--kernel", "k", "-p", "usdt:main"],
+        &["run", "--kernel", "k", "-p", "fexit:main"],
         2,
         "\
-error: `usdt:main` is not a probe
-  caused by: this version has no usdt probes
-  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe",
+error: `fexit:main` is not a probe
+  caused by: this version has no fexit probes
+  help: there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe, usdt",
     );
     folder.refuses(
         &["run", "--kernel", "k", "-p", "kprob:vfs_read"],

@@ -56,6 +56,10 @@ const LEFT: [&str; 5] = [
     "uretprobe:/bin/counted:ending",
     "uretprobe:/bin/counted:vforking",
 ];
+/// Marks: see `guest-images/workload/uprobes-marks.h`.
+const ENTER: &str = "usdt:/bin/counted:counted:enter";
+const MARKS: &str = "usdt:/bin/counted:count*:*";
+const GUARDED: &str = "usdt:/bin/counted:counted:guarded";
 /// A probe at returns is added while programs call, and removed.
 const LIVE_RETURN: &str = "uretprobe:/bin/looping:counted";
 /// Probes are added to `counted` of these files, and removed, while programs run.
@@ -170,6 +174,9 @@ impl Guest {
             .probe(IN_COPY)
             .probe(ABSENT)
             .probe(SUMMED)
+            .probe(ENTER)
+            .probe(MARKS)
+            .counted(GUARDED)
             .probe(WITHIN);
         for spec in ATTACKED.into_iter().chain(RETURNING).chain(LEFT) {
             boot = boot.counted(spec);
@@ -331,6 +338,44 @@ fn assert_sums(image: &str, ran: &Ran) {
     }
 }
 
+/// Asserts that each pass of a mark is a hit with the values that the program has for it.
+fn assert_marks(image: &str, ran: &Ran, probes: &[ProbeSummary]) {
+    let passes = numbers(&ran.console, "marked")[0];
+    for (name, hits) in [(ENTER, passes), (MARKS, 2 * passes), (GUARDED, 0)] {
+        let found = probes.iter().find(|probe| probe.probe == name);
+        let found = found.expect("the probe");
+        assert_eq!(found.state, ProbeState::Armed, "{image}: {found:?}");
+        assert_eq!(found.hits, hits, "{image}: {found:?}");
+        assert!(found.missed.is_empty(), "{image}: {found:?}");
+    }
+    let hits = ran.hits();
+    let values = |name: &str, symbol: &str| {
+        let of_mark = hits
+            .iter()
+            .filter(move |hit| &*hit.probe == name && &*hit.symbol == symbol);
+        let shown = of_mark.map(|hit| {
+            let params = hit.params.iter().flatten().map(ToString::to_string);
+            params.collect::<Vec<_>>().join(" ")
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let expected = |form: &dyn Fn(u64) -> String| (0..passes).map(form).collect::<Vec<_>>();
+    let enter = "counted:enter [/bin/counted]";
+    let entered =
+        expected(&|number| format!("arg0={number} arg1=-{number} arg2=7").replace("-0", "0"));
+    assert_eq!(values(ENTER, enter), entered, "{image}");
+    assert_eq!(values(MARKS, enter), entered, "{image}");
+    let left = values(MARKS, "counted:leave [/bin/counted]");
+    assert_eq!(left.len() as u64, passes, "{image}");
+    assert!(left[3].starts_with("arg0=3 "), "{image}: {left:?}");
+    let note = "1 marks of /bin/counted with such names have hits only while a tracer";
+    let notes = ran.notes();
+    assert!(
+        notes.iter().any(|found| found.starts_with(note)),
+        "{notes:?}"
+    );
+}
+
 /// Asserts that no program and no reader of the files has noticed a probe.
 fn assert_unnoticed(image: &str, ran: &Ran, program: &Path) {
     let bytes = std::fs::read(program).expect("the program");
@@ -429,6 +474,7 @@ fn check(image: &str, parameters: &'static str) {
         assert_gapless(image, &name, &hits, &loops);
     }
     assert_sums(image, &ran);
+    assert_marks(image, &ran, &removed);
     let returns = ran.returns();
     let live = returns.iter().filter(|it| &*it.probe == LIVE_RETURN);
     let mut values: BTreeMap<i64, Vec<u64>> = BTreeMap::new();

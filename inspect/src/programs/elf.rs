@@ -50,8 +50,16 @@ pub(super) struct Elf {
     pub(super) unwind: Option<u64>,
     /// The dynamic section.
     pub(super) dynamic: Option<Range<u64>>,
-    /// The offset and number of section headers.
-    sections: (u64, usize),
+    /// The offset and number of section headers, and the number of the section with their names.
+    sections: (u64, usize, usize),
+}
+
+/// A section of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    /// The offsets in the file.
+    pub(super) bytes: Range<u64>,
+    pub(super) address: u64,
 }
 
 /// The offsets of a table of symbols and of its names in the file.
@@ -91,7 +99,7 @@ impl Elf {
             loads: Vec::new(),
             unwind: None,
             dynamic: None,
-            sections: (u64_at(&header, 40)?, sections),
+            sections: (u64_at(&header, 40)?, sections, u16_at(&header, 62)?),
         };
         for segment in table.chunks_exact(SEGMENT_BYTES) {
             let address = u64_at(segment, 16)?;
@@ -132,19 +140,42 @@ impl Elf {
 
     /// The symbol table that the file has besides the dynamic one, unless it was stripped.
     pub(super) fn symbol_sections(&self, file: &dyn Bytes) -> Option<SymbolSections> {
-        let (at, count) = self.sections;
+        let (at, count, _) = self.sections;
         let table = file.bytes(at, count * SECTION_BYTES)?;
         let section = |number: usize| table.chunks_exact(SECTION_BYTES).nth(number);
-        let range = |header: &[u8]| {
-            let start = u64_at(header, 24)?;
-            Some(start..start.checked_add(u64_at(header, 32)?)?)
-        };
         let is_symbols = |header: &&[u8]| u32_at(header, 4) == Some(SYMBOLS);
         let symbols = table.chunks_exact(SECTION_BYTES).find(is_symbols)?;
         let names = section(usize::try_from(u32_at(symbols, 40)?).ok()?)?;
         Some(SymbolSections {
-            symbols: range(symbols)?,
-            names: range(names)?,
+            symbols: range_of(symbols)?,
+            names: range_of(names)?,
         })
     }
+
+    /// The section called `name`.
+    pub(super) fn section(&self, file: &dyn Bytes, name: &str) -> Option<Section> {
+        let (at, count, names) = self.sections;
+        let table = file.bytes(at, count * SECTION_BYTES)?;
+        let (headers, _) = table.as_chunks::<SECTION_BYTES>();
+        let names = range_of(headers.get(names)?)?;
+        let name = format!("{name}\0");
+        let is_called = |header: &&[u8; SECTION_BYTES]| {
+            let found = u32_at(&header[..], 0).and_then(|start| {
+                let at = names.start.checked_add(start.into())?;
+                file.bytes(at, name.len())
+            });
+            found.is_some_and(|found| found == name.as_bytes())
+        };
+        let header = headers.iter().find(is_called)?;
+        Some(Section {
+            bytes: range_of(header)?,
+            address: u64_at(header, 16)?,
+        })
+    }
+}
+
+/// The offsets in the file of a section with `header`.
+fn range_of(header: &[u8]) -> Option<Range<u64>> {
+    let start = u64_at(header, 24)?;
+    Some(start..start.checked_add(u64_at(header, 32)?)?)
 }

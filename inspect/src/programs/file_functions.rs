@@ -1,4 +1,4 @@
-//! The functions of files that programs map, by name.
+//! The functions and marks of files that programs map, by name.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use super::elf::Bytes;
 use super::files::FileKey;
 use super::loaded_file::LoadedFile;
 use super::mapped_file::FileReader;
+use super::marks::{self, FileMark};
 use super::no_code::NoCode;
 use super::open_file::FileId;
 use super::page_cache::CachedFile;
@@ -82,6 +83,26 @@ impl FileReader<'_> {
         let found: Vec<FileFunction> = found.collect();
         match found.is_empty() {
             true => Err(NoCode::NoMatch(pattern.to_owned())),
+            false => Ok(found),
+        }
+    }
+
+    /// Each mark with names of the patterns, in the order of the file's notes.
+    ///
+    /// # Errors
+    ///
+    /// If the file has no such mark, or the notes are not in memory.
+    pub fn marks(
+        &self,
+        file: &FileId,
+        provider: &str,
+        name: &str,
+    ) -> Result<Vec<FileMark>, NoCode> {
+        let bytes = InCache(self.cached(file));
+        let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
+        let found = marks::read(loaded.elf(), &bytes, provider, name).ok_or(NoCode::NoMarks)?;
+        match found.is_empty() {
+            true => Err(NoCode::NoMark(format!("{provider}:{name}"))),
             false => Ok(found),
         }
     }

@@ -24,6 +24,10 @@ impl LoadedFile {
         })
     }
 
+    pub(super) const fn elf(&self) -> &Elf {
+        &self.elf
+    }
+
     /// The offset in the file of the byte at `address`.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
         self.elf.offset_of(address)

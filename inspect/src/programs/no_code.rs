@@ -16,6 +16,14 @@ pub enum NoCode {
     /// The table lacks the name.
     #[error("it has no function `{0}`")]
     NoFunction(String),
+    /// No notes of marks.
+    #[error(
+        "it has no marks, or their notes are not in memory: a program that reads the whole file brings them into memory"
+    )]
+    NoMarks,
+    /// The notes lack the names.
+    #[error("it has no mark `{0}`")]
+    NoMark(String),
     /// The table has no name of the pattern.
     #[error("it has no function with a name like `{0}`")]
     NoMatch(String),

@@ -6,6 +6,7 @@ use address::Gva;
 use proptest::prelude::*;
 
 use super::elf::{Bytes, Elf};
+use super::marks;
 use super::registers::{IP, ProgramRegisters, SP};
 use super::symbols::{Found, Functions, NamedFunction};
 use super::unwind::{Caller, NoCaller, Rules};
@@ -263,4 +264,42 @@ fn function_is_found_by_its_name() {
     for name in ["init_mai", "init_main2", "", "\0"] {
         assert_eq!(functions.find(name), Found::None, "{name:?}");
     }
+}
+
+#[test]
+fn marks_of_a_compiled_program_are_at_their_instructions() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = guest_images::workload::build_uprobes(dir.path()).expect("it compiles");
+    let bytes = std::fs::read(path).expect("the program");
+    let Read { elf, functions } = read(&bytes).expect("a program");
+    let file = At(0, bytes);
+    let found = |provider, name| marks::read(&elf, &file, provider, name).expect("notes");
+    let Found::At { address, .. } = functions.find("marked") else {
+        panic!("no function with marks");
+    };
+    let start = elf.offset_of(address).expect("loaded");
+    let all = found("count*", "*");
+    let names: Vec<&str> = all.iter().map(|mark| &*mark.name).collect();
+    assert_eq!(names, ["enter", "guarded", "leave"]);
+    assert!(all.iter().all(|mark| mark.provider == "counted"));
+    assert_eq!(all[0].offset, start);
+    // Each mark is a `nop`.
+    for mark in &all {
+        let mut code = [0];
+        file.read(mark.offset, &mut code).expect("in the file");
+        assert_eq!(code, [0x90], "{mark:?}");
+    }
+    let guarded = all.iter().map(|mark| mark.has_semaphore);
+    assert_eq!(guarded.collect::<Vec<_>>(), [false, true, false]);
+    let operands = all.iter().map(|mark| mark.operands.len());
+    assert_eq!(operands.collect::<Vec<_>>(), [3, 0, 2]);
+    assert_eq!(found("counted", "leave"), all[2..]);
+    assert_eq!(found("other", "*"), []);
+}
+
+#[test]
+fn program_without_marks_has_none() {
+    let elf = read(program()).expect("a program").elf;
+    let file = At(0, program().to_vec());
+    assert_eq!(marks::read(&elf, &file, "*", "*"), None);
 }

@@ -105,6 +105,9 @@ pub enum SpecProblem {
     /// A file without a function or an offset.
     #[error("it does not say where in the file: the function or offset is missing")]
     NoPlaceInFile,
+    /// A file without a mark.
+    #[error("it does not name the marks of the file: a provider or a name is missing")]
+    NoMark,
     /// A path that no file has.
     #[error(
         "`{0}` is not the path of a file: it begins with `/`, and has no `.`, `..` or empty part"
@@ -119,7 +122,7 @@ pub enum SpecProblem {
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 3] = ["fentry", "fexit", "usdt"];
+pub(super) const ELSEWHERE: [&str; 2] = ["fentry", "fexit"];
 /// The word of other tracers for `watch`.
 const WATCHPOINT: &str = "watchpoint";
 
@@ -145,6 +148,7 @@ impl SpecError {
             SpecProblem::NoPlaceInFile => {
                 Some("write uprobe:PATH:FUNCTION or uprobe:PATH:0xOFFSET".to_owned())
             }
+            SpecProblem::NoMark => Some("write usdt:PATH:PROVIDER:NAME".to_owned()),
             SpecProblem::BadPath(_) => {
                 Some("write the path that /proc/PID/maps shows, like /usr/bin/env".to_owned())
             }

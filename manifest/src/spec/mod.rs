@@ -15,6 +15,7 @@
 //! watch:ADDRESS:LENGTH    watch:0xffffffff82a0c0a8:8   and so with :w behind the length
 //! uprobe:PATH:SYMBOL      uprobe:/bin/busybox:main     and so with an offset
 //! uprobe:PATH:OFFSET      uprobe:/bin/busybox:0x1180   an offset in the file
+//! usdt:PATH:PROVIDER:NAME usdt:/usr/bin/python3.11:python:function__entry   each may be a pattern
 //! ```
 //!
 //! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
@@ -38,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
 pub use module::ModuleSpec;
-pub use program_code::{FilePlace, ProgramCode};
+pub use program_code::{FilePlace, MarkNames, ProgramCode};
 pub use watched::{DataBase, WatchedData};
 
 /// Kind of the probe.
@@ -63,11 +64,13 @@ pub enum ProbeKind {
     Uprobe,
     /// When a function of a file that programs map has returned.
     Uretprobe,
+    /// At the places of a file that programs map which the file's authors have marked.
+    Usdt,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Kprobe,
         Self::Kretprobe,
         Self::Syscall,
@@ -76,6 +79,7 @@ impl ProbeKind {
         Self::Watch,
         Self::Uprobe,
         Self::Uretprobe,
+        Self::Usdt,
     ];
 
     /// The word before the first colon.
@@ -90,6 +94,7 @@ impl ProbeKind {
             Self::Watch => "watch",
             Self::Uprobe => "uprobe",
             Self::Uretprobe => "uretprobe",
+            Self::Usdt => "usdt",
         }
     }
 
@@ -102,7 +107,7 @@ impl ProbeKind {
     /// Whether a probe of the kind is in programs.
     #[must_use]
     pub const fn is_in_programs(self) -> bool {
-        matches!(self, Self::Uprobe | Self::Uretprobe)
+        matches!(self, Self::Uprobe | Self::Uretprobe | Self::Usdt)
     }
 
     /// Whether a probe of the kind is about a system call.
@@ -128,7 +133,7 @@ impl ProbeKind {
             Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
             Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
             Self::Uprobe | Self::Uretprobe => Some(Self::Uretprobe),
-            Self::Tracepoint | Self::Watch => None,
+            Self::Tracepoint | Self::Watch | Self::Usdt => None,
         }
     }
 }

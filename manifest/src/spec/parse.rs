@@ -32,7 +32,7 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
                 location: Location::Data(watched::parse(place)?),
             });
         }
-        ProbeKind::Uprobe | ProbeKind::Uretprobe => {
+        ProbeKind::Uprobe | ProbeKind::Uretprobe | ProbeKind::Usdt => {
             return Ok(ProbeSpec {
                 kind,
                 module: None,

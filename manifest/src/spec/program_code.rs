@@ -1,8 +1,9 @@
-//! Code of programs, as users write it: `/usr/bin/x:main`, `/usr/bin/x:main+0x4`, `/usr/bin/x:main*`, `/usr/bin/x:0x1180`.
+//! Code of programs, as users write it: `/usr/bin/x:main`, `/usr/bin/x:main+0x4`, `/usr/bin/x:main*`, `/usr/bin/x:0x1180`,
+//! `/usr/bin/x:provider:name`.
 
 use std::fmt;
 
-use super::piece::{Piece, check_characters, parse_address, parse_offset};
+use super::piece::{Piece, check, check_characters, parse_address, parse_offset};
 use super::{ProbeKind, SpecError, SpecProblem};
 
 /// An instruction in a file that programs map.
@@ -28,6 +29,17 @@ pub enum FilePlace {
     Glob(String),
     /// An offset in the file, bytes.
     Offset(u64),
+    /// The marks of the file: places that its authors have marked, for SystemTap and other tracers (USDT).
+    Marks(Box<MarkNames>),
+}
+
+/// The names of marks, each of which may be a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MarkNames {
+    /// The part of the program.
+    pub provider: String,
+    /// The mark.
+    pub name: String,
 }
 
 impl fmt::Display for ProgramCode {
@@ -42,13 +54,23 @@ impl fmt::Display for FilePlace {
             Self::Symbol { name, offset: 0 } | Self::Glob(name) => f.write_str(name),
             Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
             Self::Offset(offset) => write!(f, "{offset:#x}"),
+            Self::Marks(names) => write!(f, "{names}"),
         }
+    }
+}
+
+impl fmt::Display for MarkNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.provider, self.name)
     }
 }
 
 /// Parses `PATH:SYMBOL`, `PATH:SYMBOL+OFFSET`, `PATH:PATTERN` and `PATH:0xOFFSET`. A path may have colons, a symbol has none. A probe at returns
 /// names functions.
 pub(super) fn parse(kind: ProbeKind, text: Piece<'_>) -> Result<ProgramCode, SpecError> {
+    if kind == ProbeKind::Usdt {
+        return parse_marks(text);
+    }
     let (path, place) = match text.split_last(':') {
         Some((path, place)) if !place.text.is_empty() => (path, place),
         _ => return Err(text.is(SpecProblem::NoPlaceInFile)),
@@ -67,6 +89,33 @@ pub(super) fn parse(kind: ProbeKind, text: Piece<'_>) -> Result<ProgramCode, Spe
     Ok(ProgramCode {
         path: path.text.to_owned(),
         place: in_file,
+    })
+}
+
+/// Parses `PATH:PROVIDER:NAME`. A path may have colons, the names have none.
+fn parse_marks(text: Piece<'_>) -> Result<ProgramCode, SpecError> {
+    let parts = text.split_last(':').and_then(|(before, name)| {
+        let (path, provider) = before.split_last(':')?;
+        Some((path, provider, name))
+    });
+    let Some((path, provider, name)) = parts else {
+        return Err(text.is(SpecProblem::NoMark));
+    };
+    for piece in [provider, name] {
+        if piece.text.is_empty() {
+            return Err(text.is(SpecProblem::NoMark));
+        }
+        check(piece, |c| {
+            c.is_ascii_alphanumeric() || "_.-*?[]!^".contains(c)
+        })?;
+    }
+    check_path(path)?;
+    Ok(ProgramCode {
+        path: path.text.to_owned(),
+        place: FilePlace::Marks(Box::new(MarkNames {
+            provider: provider.text.to_owned(),
+            name: name.text.to_owned(),
+        })),
     })
 }
 

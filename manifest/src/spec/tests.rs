@@ -103,12 +103,12 @@ fn the_text_is_in_one_form() {
 #[test]
 fn missing_kind_is_refused_with_the_known_kinds() {
     assert_eq!(
-        refused("usdt:/bin/sh:a:b"),
+        refused("fexit:vfs_read"),
         (
-            "this version has no usdt probes".into(),
-            "usdt",
+            "this version has no fexit probes".into(),
+            "fexit",
             Some(
-                "there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe"
+                "there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe, usdt"
                     .into()
             )
         )
@@ -129,7 +129,7 @@ fn missing_kind_is_refused_with_the_known_kinds() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint, watch, uprobe, uretprobe, usdt".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -432,4 +432,30 @@ fn place_in_a_file_that_is_none_is_refused_with_the_notation() {
     );
     assert_eq!(refused("uprobe:/x:0x10+4").0, "an address has no offset");
     assert_eq!(refused("uprobe:/x:12").0, "`12` is not an address");
+}
+
+#[test]
+fn marks_of_programs_have_a_provider_and_a_name() {
+    let marks = |text| match parsed(text).location {
+        Location::Program(ProgramCode {
+            path,
+            place: FilePlace::Marks(names),
+        }) => (path, names.provider, names.name),
+        other => panic!("{text}: {other:?}"),
+    };
+    let text = "usdt:/usr/bin/python3.11:python:function__entry";
+    let named = ["/usr/bin/python3.11", "python", "function__entry"].map(str::to_owned);
+    assert_eq!(<[String; 3]>::from(marks(text)), named);
+    assert_eq!(parsed(text).to_string(), text);
+    assert_eq!(marks("usdt:/a:b:c:*").0, "/a:b");
+    assert_eq!(parsed("usdt:/a:c:x-y").kind, ProbeKind::Usdt);
+
+    let missing = "it does not name the marks of the file: a provider or a name is missing";
+    for text in ["usdt:/x", "usdt:/x:a", "usdt:/x::a", "usdt:/x:a:"] {
+        let (error, _, help) = refused(text);
+        assert_eq!(error, missing, "{text}");
+        assert_eq!(help.as_deref(), Some("write usdt:PATH:PROVIDER:NAME"));
+    }
+    assert_eq!(refused("usdt:/x:a:b+4").1, "+");
+    assert!(refused("usdt:x:a:b").0.starts_with("`x` is not the path"));
 }

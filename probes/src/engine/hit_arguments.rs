@@ -45,6 +45,19 @@ impl<'e> HitArguments<'e> {
         }
     }
 
+    /// The arguments that have been read already.
+    pub(crate) const fn known(
+        probe: &'e Probe,
+        reporter: &'e Reporter,
+        arguments: [u64; 6],
+    ) -> Self {
+        Self {
+            probe,
+            reporter,
+            found: Some(FoundArguments::Read(arguments)),
+        }
+    }
+
     /// The arguments.
     pub(crate) fn at(&mut self, hit: &mut HitContext<'_>) -> FoundArguments {
         *self

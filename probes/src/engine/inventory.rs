@@ -190,6 +190,7 @@ fn status(probe: &Probe) -> ProbeStatus {
         name: None,
         kind: match probe.arguments {
             _ if probe.is_watch() => ProbeKind::Watch,
+            _ if probe.is_at_marks() => ProbeKind::Usdt,
             _ if probe.in_program.is_some() => match kind.is_return() {
                 true => ProbeKind::Uretprobe,
                 false => ProbeKind::Uprobe,

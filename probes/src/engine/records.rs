@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::{DataWrite, Fields, ProbeState, Task};
+use events::{DataWrite, Fields, Param, ProbeState, Task};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
@@ -306,11 +306,15 @@ impl Records {
         ip: Gva,
         symbol: Arc<str>,
         depth: usize,
+        values: Option<(Vec<Param>, [u64; 6])>,
     ) -> Result<(), GuestError> {
         let (task, stack) = self.task_and_stack_in_program(hit, probe)?;
+        let (params, arguments) = values.unzip();
         let meaning = Meaning {
             task,
             stack,
+            params,
+            arguments,
             in_program: Some((symbol, depth)),
             ..Meaning::default()
         };

@@ -10,7 +10,7 @@ use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
 use introspect::Signature;
 use manifest::program::{AggregateResult, Filter, Operand};
-use manifest::{Location, ProbeKind, ProbeSpec, ProgramCode};
+use manifest::{FilePlace, Location, ProbeKind, ProbeSpec, ProgramCode};
 use text::GuestError;
 
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
@@ -190,6 +190,12 @@ impl Probe {
             in_program: Some(code),
             ..self
         }
+    }
+
+    /// Whether the probe is at the marks of a file.
+    pub(crate) fn is_at_marks(&self) -> bool {
+        let place = self.in_program.as_ref().map(|code| &code.place);
+        matches!(place, Some(FilePlace::Marks(_)))
     }
 
     /// Replaces the interests, and returns the former interests.

@@ -69,6 +69,7 @@ fn row(probe: &ProbeStatus) -> [String; 6] {
         ProbeKind::Watch => "w",
         ProbeKind::Uprobe => "u",
         ProbeKind::Uretprobe => "ur",
+        ProbeKind::Usdt => "m",
     };
     // If the symbol is not known yet, the request is printed.
     let mut place = probe.symbol.as_deref().unwrap_or(&summary.probe).to_owned();

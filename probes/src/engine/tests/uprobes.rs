@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeState, Tier};
-use inspect::FileId;
+use inspect::{FileId, MarkOperand, OperandPlace};
+use introspect::insn::Gpr;
 use text::testing::FakeVcpu;
 use vmm::Protection;
 
@@ -55,6 +56,7 @@ fn site(purpose: Purpose, filter: &str) -> CodeSite {
         offset: 0x123,
         parts: Arc::default(),
         symbol: "f+0x0 [/bin/x]".into(),
+        operands: Arc::default(),
     }
 }
 
@@ -167,6 +169,76 @@ fn hit_of_a_program_has_its_registers_and_the_name_of_the_instruction() {
     assert_eq!((hit.args[0].0, &*hit.probe), (5, "uprobe:/bin/x:f"));
     // The exit was counted when the vCPU reached the page.
     assert_eq!(counts(&site), (1, 0));
+}
+
+#[test]
+fn hit_of_a_mark_has_the_values_of_the_mark() {
+    let operand = |bytes, is_signed, place| {
+        Some(MarkOperand {
+            bytes,
+            is_signed,
+            place,
+        })
+    };
+    let memory = |base, displacement| OperandPlace::Memory {
+        base,
+        index: None,
+        displacement,
+    };
+    let rdi = Gpr::Rdi;
+    let in_data = i64::try_from(DATA).expect("an address");
+    let operands = [
+        operand(
+            8,
+            false,
+            OperandPlace::Register {
+                register: rdi,
+                shift: 0,
+            },
+        ),
+        operand(4, true, memory(Some(rdi), in_data - 5)),
+        operand(2, false, OperandPlace::Constant(-1)),
+        None,
+        // Nothing is mapped there.
+        operand(8, false, memory(None, 0x7000_0000_0000)),
+        operand(4, false, memory(None, in_data)),
+    ];
+    let marked = |filter: &str| CodeSite {
+        symbol: "a:b [/bin/x]".into(),
+        operands: operands.into(),
+        ..site(Purpose::Trace, filter)
+    };
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    rig.memory.put(DATA, &(-3_i32).to_le_bytes());
+    let sites = [marked("arg1 == -3"), marked("arg1 == 3")];
+    report(&rig, &sites);
+    assert_eq!(sites.each_ref().map(counts), [(1, 0), (0, 0)]);
+    let hits = rig.hits();
+    let [hit] = &hits[..] else {
+        panic!("{hits:?}");
+    };
+    assert_eq!(&*hit.symbol, "a:b [/bin/x]");
+    let params: Vec<String> = hit
+        .params
+        .iter()
+        .flatten()
+        .map(|param| format!("{} {} {:?}", param.name, param.typed.ty, param.typed.value))
+        .collect();
+    assert_eq!(
+        params,
+        [
+            "arg0 u64 Some(Integer(5))",
+            "arg1 s32 Some(Integer(-3))",
+            "arg2 u16 Some(Integer(65535))",
+            "arg3 unknown None",
+            "arg4 u64 None",
+            "arg5 u32 Some(Integer(4294967293))",
+        ]
+    );
+    let arguments = hit.args.map(|argument| argument.0);
+    let unsigned = (-3_i64).cast_unsigned();
+    assert_eq!(arguments, [5, unsigned, 0xffff, 0, 0, 0xffff_fffd]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use address::{Gpa, PAGE_BYTES};
-use inspect::FileId;
+use inspect::{FileId, MarkOperand};
 
 use crate::registry::Probe;
 
@@ -19,6 +19,8 @@ pub(crate) struct CodeSite {
     pub(crate) parts: Arc<[Range<u64>]>,
     /// The name in events.
     pub(crate) symbol: Arc<str>,
+    /// Of a mark: the values that the program has for it.
+    pub(crate) operands: Arc<[Option<MarkOperand>]>,
 }
 
 impl CodeSite {

@@ -13,6 +13,7 @@ pub(crate) mod guest_files;
 pub(crate) mod hidden_code;
 mod hiding;
 mod lost_events;
+mod mark_values;
 pub(crate) mod private_copies;
 mod report;
 mod returns;
@@ -44,7 +45,7 @@ use file_events::{AddedFolio, FileChange, FileEvents, FirstPage};
 use guest_files::GuestFiles;
 use hidden_code::HiddenCode;
 use private_copies::PrivateCopies;
-use target::{Searches, Target, Unbound, WantedPages};
+use target::{Searches, Target, Unbound, WantedPages, WithoutHits};
 
 /// The probes in programs, the files that have their instructions, and the hidden pages.
 #[derive(Debug)]
@@ -255,14 +256,8 @@ impl Uprobes {
     ) {
         for target in targets.iter_mut().filter(|target| target.wants(file)) {
             let bound = target.bind(reader, file);
-            if let Ok(left_out @ 1..) = bound
-                && target.may_note()
-            {
-                let text = format!(
-                    "{left_out} functions of {} with such names are left out: the file does not say where they end, or they are longer than 64 KiB",
-                    file.path
-                );
-                self.reporter.note(Some(&target.probe), text);
+            if let Ok(found) = bound {
+                self.note_without_hits(target, file, found);
             }
             let refused = bound.err();
             let is_known = target.refused == refused;
@@ -276,6 +271,25 @@ impl Uprobes {
                 target.probe.counters.miss(Missed::Unprotected);
             }
             target.refused = refused;
+        }
+    }
+
+    /// Notes the functions and marks of the file that have no hits.
+    fn note_without_hits(&self, target: &mut Target, file: &OpenFile, found: WithoutHits) {
+        let WithoutHits { left_out, guarded } = found;
+        let path = &file.path;
+        let texts = [
+            (left_out > 0).then(|| format!(
+                "{left_out} functions of {path} with such names are left out: the file does not say where they end, or they are longer than 64 KiB"
+            )),
+            (guarded > 0).then(|| format!(
+                "{guarded} marks of {path} with such names have hits only while a tracer in the guest raises their counters (semaphores): hyprobe changes no memory of programs"
+            )),
+        ];
+        for text in texts.into_iter().flatten() {
+            if target.may_note() {
+                self.reporter.note(Some(&target.probe), text);
+            }
         }
     }
 }

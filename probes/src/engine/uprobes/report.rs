@@ -9,6 +9,7 @@ use text::{GuestError, Vcpu};
 use super::Uprobes;
 use super::code_hit::{CodeHit, Leaving, OnPage, ProgramState};
 use super::code_table::{CodePage, CodeSite, one_of_each};
+use super::mark_values::MarkValues;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::tasks::Position;
 use crate::hit_state::HitState;
@@ -103,8 +104,19 @@ impl Uprobes {
                     self.calls.enclosing(program.paging.root(), task, regs.rsp)
                 }
             };
+            let values = match site.operands.is_empty() {
+                true => None,
+                false => {
+                    let paging = self.state_once(vcpu, &mut state)?.paging;
+                    let memory = &self.running.planter;
+                    Some(MarkValues::read(memory, &paging, &regs, &site.operands))
+                }
+            };
             let mut hit = self.context(vcpu, regs, &mut state)?;
-            let mut arguments = HitArguments::new(probe, &self.reporter);
+            let mut arguments = match &values {
+                Some(values) => HitArguments::known(probe, &self.reporter, values.arguments),
+                None => HitArguments::new(probe, &self.reporter),
+            };
             // The exit is counted at the page.
             let programs = &self.programs;
             if !programs.accepts_within_exit(&mut hit, probe, &mut arguments) {
@@ -115,8 +127,9 @@ impl Uprobes {
             match &probe.purpose {
                 Purpose::Trace => {
                     let (ip, symbol) = (Gva(regs.rip), Arc::clone(symbol));
+                    let shown = values.map(|values| (values.params(), values.arguments));
                     self.records
-                        .emit_in_program(&mut hit, probe, ip, symbol, depth)?;
+                        .emit_in_program(&mut hit, probe, ip, symbol, depth, shown)?;
                 }
                 Purpose::Aggregate(aggregated) => {
                     let position = Position::At(Gva(regs.rip));

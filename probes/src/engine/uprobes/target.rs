@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
-use inspect::{FileFunction, FileId, FileReader, FileVersion, NoCode, OpenFile, Storage};
+use inspect::{
+    FileFunction, FileId, FileMark, FileReader, FileVersion, MarkOperand, NoCode, OpenFile, Storage,
+};
 use introspect::insn::{NotABoundary, check_boundary};
 use manifest::{FilePlace, ProgramCode};
 
@@ -74,23 +76,33 @@ struct BoundPlace {
     offset: u64,
     /// For a probe at returns: the function, and the part of it that the compiler has put elsewhere.
     parts: Arc<[Range<u64>]>,
-    /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`.
+    /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`, and of a mark `python:gc__start [/usr/bin/python3.11]`.
     symbol: Arc<str>,
+    /// Of a mark: the values that the program has for it.
+    operands: Arc<[Option<MarkOperand>]>,
 }
 
 /// The probed instructions that a file has been found to have.
 #[derive(Debug)]
 struct FoundPlaces {
     places: Vec<BoundPlace>,
+    without_hits: WithoutHits,
+}
+
+/// The places of a name that have no hits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WithoutHits {
     /// The functions that match the pattern, and that the probe cannot be in.
-    left_out: usize,
+    pub(crate) left_out: usize,
+    /// The marks that the program does not pass unless a tracer raises a counter in the program's memory.
+    pub(crate) guarded: usize,
 }
 
 impl FoundPlaces {
     fn one(place: BoundPlace) -> Self {
         Self {
             places: vec![place],
-            left_out: 0,
+            without_hits: WithoutHits::default(),
         }
     }
 }
@@ -133,9 +145,13 @@ pub(crate) enum Unbound {
     )]
     NoFunctionWithEnd(usize),
     #[error(
-        "its functions with such names are on {0} pages, and a probe can be on {MAX_PLACES}: use a narrower pattern"
+        "its places with such names are on {0} pages, and a probe can be on {MAX_PLACES}: use a narrower pattern"
     )]
     TooManyPages(usize),
+    #[error(
+        "it has {0} marks with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
+    )]
+    TooManyMarks(usize),
 }
 
 impl Unbound {
@@ -149,7 +165,8 @@ impl Unbound {
             | Self::NoEnd(_)
             | Self::TooLong { .. }
             | Self::NoFunctionWithEnd(_)
-            | Self::TooManyPages(_) => true,
+            | Self::TooManyPages(_)
+            | Self::TooManyMarks(_) => true,
             Self::Code(why) => !matches!(why, NoCode::Outside { .. }),
             Self::Boundary(_) => false,
         }
@@ -223,12 +240,12 @@ impl Target {
         self.files.retain(|bound| reader.exists(&bound.file));
     }
 
-    /// Puts the probe into `file`. Returns the number of functions that match the pattern, and that the probe cannot be in.
+    /// Puts the probe into `file`. Returns the places of its names without hits, if they have been looked for.
     pub(crate) fn bind(
         &mut self,
         reader: &FileReader<'_>,
         file: &OpenFile,
-    ) -> Result<usize, Unbound> {
+    ) -> Result<WithoutHits, Unbound> {
         self.forget_gone(reader);
         match file.storage {
             Storage::PageCache => (),
@@ -238,11 +255,11 @@ impl Target {
             Storage::Fuse => return Err(Unbound::Storage("in a file system of FUSE")),
         }
         let is_it = |it: &&BoundFile| it.file.is_same_file(&file.id) && it.version == file.version;
-        let (places, left_out) = match self.earlier.iter().find(is_it) {
-            Some(earlier) => (Arc::clone(&earlier.places), 0),
+        let (places, without_hits) = match self.earlier.iter().find(is_it) {
+            Some(earlier) => (Arc::clone(&earlier.places), WithoutHits::default()),
             None => {
                 let found = self.find(reader, file)?;
-                (found.places.into(), found.left_out)
+                (found.places.into(), found.without_hits)
             }
         };
         // With other contents, the instruction is elsewhere.
@@ -263,7 +280,7 @@ impl Target {
         self.earlier.truncate(MAX_FILES - 1);
         self.earlier.push_front(bound.clone());
         self.files.push(bound);
-        Ok(left_out)
+        Ok(without_hits)
     }
 
     /// The probed instructions of the file.
@@ -278,6 +295,7 @@ impl Target {
                 offset: *offset,
                 parts: Arc::default(),
                 symbol: format!("{offset:#x} [{path}]").into(),
+                operands: Arc::default(),
             })),
             FilePlace::Symbol { name, offset } => {
                 let function = reader.function(&file.id, name)?;
@@ -287,6 +305,7 @@ impl Target {
                     offset: at,
                     parts: self.parts_of(&function, &self.all_parts(reader, file))?,
                     symbol: format!("{name}+{offset:#x} [{path}]").into(),
+                    operands: Arc::default(),
                 }))
             }
             FilePlace::Glob(pattern) => {
@@ -302,6 +321,7 @@ impl Target {
                         offset: function.offset,
                         parts: self.parts_of(&function, &parts)?,
                         symbol: format!("{}+0x0 [{path}]", function.name).into(),
+                        operands: Arc::default(),
                     };
                     pages.extend(place.pages());
                     places.push(place);
@@ -313,8 +333,34 @@ impl Target {
                         Err(Unbound::TooManyFunctions(functions))
                     }
                     _ if pages.len() > MAX_PLACES => Err(Unbound::TooManyPages(pages.len())),
-                    _ => Ok(FoundPlaces { places, left_out }),
+                    _ => Ok(FoundPlaces {
+                        places,
+                        without_hits: WithoutHits {
+                            left_out,
+                            guarded: 0,
+                        },
+                    }),
                 }
+            }
+            FilePlace::Marks(names) => {
+                let found = reader.marks(&file.id, &names.provider, &names.name)?;
+                if found.len() > MAX_PLACES {
+                    return Err(Unbound::TooManyMarks(found.len()));
+                }
+                let guarded = found.iter().filter(|mark| mark.has_semaphore).count();
+                let place = |mark: FileMark| BoundPlace {
+                    offset: mark.offset,
+                    parts: Arc::default(),
+                    symbol: format!("{}:{} [{path}]", mark.provider, mark.name).into(),
+                    operands: mark.operands.into(),
+                };
+                Ok(FoundPlaces {
+                    places: found.into_iter().map(place).collect(),
+                    without_hits: WithoutHits {
+                        left_out: 0,
+                        guarded,
+                    },
+                })
             }
         }
     }
@@ -373,6 +419,7 @@ impl Target {
                         offset: place.offset,
                         parts: Arc::clone(&place.parts),
                         symbol: Arc::clone(&place.symbol),
+                        operands: Arc::clone(&place.operands),
                     });
                 }
             }
