@@ -58,12 +58,13 @@ pub struct Hit {
     pub vcpu: usize,
     /// Address of the probed instruction.
     pub ip: Hex,
-    /// The address as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset`; of a mark in a program, `provider:name [path]`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub symbol: Arc<str>,
     /// The registers right before the instruction is executed.
     pub regs: Registers,
-    /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
+    /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry. At a mark in a program, the first six values of the mark, 0 for a value
+    /// that is not known.
     pub args: [Hex; 6],
     /// For a watchpoint: the write. `ip` and `symbol` are those of the instruction that writes, or, if KVM has emulated the instruction
     /// (`regs` are those behind it then), of the instruction in front of RIP. If the processor writes the frame of an exception or interrupt,
@@ -73,7 +74,7 @@ pub struct Hit {
     /// The task; absent if the kernel does not say where it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub task: Option<Task>,
-    /// At the entry of a function with known types: the parameters.
+    /// At the entry of a function with known types: the parameters. At a mark in a program: the values of the mark.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub params: Option<Vec<Param>>,
     /// At a tracepoint: the fields of the record that the guest's ftrace would write, by their names, in the order of the record.

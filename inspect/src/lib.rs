@@ -27,8 +27,8 @@ pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
 pub use programs::{
-    FileFunction, FileId, FileLayout, FileMark, FileReader, FileVersion, FoundBy, MappedFiles,
-    MarkOperand, NoCode, OpenFile, OperandPlace, ProgramFrame, Storage,
+    FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion, FoundBy,
+    MappedFiles, MarkOperand, NoCode, OpenFile, OperandPlace, ProgramFrame, Storage,
 };
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

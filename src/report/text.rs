@@ -67,6 +67,8 @@ impl Formatter {
                 let depth = hit.depth;
                 let function = match (named(&hit.probe), &hit.params) {
                     (Some(name), _) => name.to_owned(),
+                    // The symbol of a mark has no offset.
+                    (None, Some(_)) if is_at_marks(&hit.probe) => hit.symbol.to_string(),
                     (None, Some(_)) => function(&hit.symbol),
                     (None, None) => entry(&hit.symbol),
                 };
@@ -295,6 +297,11 @@ fn function(symbol: &str) -> String {
 /// A write, behind the name of the watched data.
 fn written(write: &DataWrite, symbol: &str) -> String {
     format!(" = {}, was {}, by {symbol}", write.new, write.old)
+}
+
+fn is_at_marks(probe: &str) -> bool {
+    let kind = probe.split_once(':').map(|(kind, _)| kind);
+    kind == Some(ProbeKind::Usdt.keyword())
 }
 
 /// The system call, tracepoint or watched data of a probe.

@@ -17,6 +17,10 @@ const MAGIC: [u8; 6] = *b"\x7fELF\x02\x01";
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const UNWIND: u32 = 0x6474_e550;
+/// `PF_X`.
+const EXECUTABLE: u32 = 1;
+/// The most bytes of the sections' names.
+const MAX_NAME_BYTES: u64 = 64 << 10;
 /// `SHT_SYMTAB`.
 const SYMBOLS: u32 = 2;
 
@@ -40,6 +44,7 @@ struct Load {
     address: u64,
     /// The number of bytes from the file.
     held: u64,
+    is_executable: bool,
 }
 
 /// The parts of a file that stacks and names need. Addresses are those of the file, without the distance to where it is loaded.
@@ -82,6 +87,13 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
+impl Load {
+    fn offset_of(&self, address: u64) -> Option<u64> {
+        let within = address.checked_sub(self.address)?;
+        (within < self.held).then(|| within.wrapping_add(self.offset))
+    }
+}
+
 impl Elf {
     /// Reads the headers of `file`; `None` if it is no 64-bit file, or its headers are not in memory.
     pub(super) fn read(file: &dyn Bytes) -> Option<Self> {
@@ -108,6 +120,7 @@ impl Elf {
                     offset: u64_at(segment, 8)?,
                     address,
                     held: u64_at(segment, 32)?,
+                    is_executable: u32_at(segment, 4)? & EXECUTABLE != 0,
                 }),
                 DYNAMIC => {
                     elf.dynamic = Some(address..address.checked_add(u64_at(segment, 32)?)?);
@@ -131,11 +144,13 @@ impl Elf {
 
     /// The offset in the file of the byte at `address`.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
-        let mut found = self.loads.iter().filter_map(|load| {
-            let within = address.checked_sub(load.address)?;
-            (within < load.held).then(|| within.wrapping_add(load.offset))
-        });
-        found.next()
+        self.loads.iter().find_map(|load| load.offset_of(address))
+    }
+
+    /// The offset in the file of the instruction at `address`; `None` if no code is there.
+    pub(super) fn code_offset_of(&self, address: u64) -> Option<u64> {
+        let mut code = self.loads.iter().filter(|load| load.is_executable);
+        code.find_map(|load| load.offset_of(address))
     }
 
     /// The symbol table that the file has besides the dynamic one, unless it was stripped.
@@ -152,25 +167,31 @@ impl Elf {
         })
     }
 
-    /// The section called `name`.
-    pub(super) fn section(&self, file: &dyn Bytes, name: &str) -> Option<Section> {
-        let (at, count, names) = self.sections;
+    /// The sections called `names`; `None` if a table that names the sections is not in memory.
+    pub(super) fn sections<const COUNT: usize>(
+        &self,
+        file: &dyn Bytes,
+        names: [&str; COUNT],
+    ) -> Option<[Option<Section>; COUNT]> {
+        let (at, count, text) = self.sections;
         let table = file.bytes(at, count * SECTION_BYTES)?;
         let (headers, _) = table.as_chunks::<SECTION_BYTES>();
-        let names = range_of(headers.get(names)?)?;
-        let name = format!("{name}\0");
-        let is_called = |header: &&[u8; SECTION_BYTES]| {
-            let found = u32_at(&header[..], 0).and_then(|start| {
-                let at = names.start.checked_add(start.into())?;
-                file.bytes(at, name.len())
-            });
-            found.is_some_and(|found| found == name.as_bytes())
-        };
-        let header = headers.iter().find(is_called)?;
-        Some(Section {
-            bytes: range_of(header)?,
-            address: u64_at(header, 16)?,
-        })
+        let text = range_of(headers.get(text)?)?;
+        let len = (text.end - text.start).min(MAX_NAME_BYTES);
+        let text = file.bytes(text.start, usize::try_from(len).ok()?)?;
+        Some(names.map(|name| {
+            let name = format!("{name}\0");
+            let is_called = |header: &&[u8; SECTION_BYTES]| {
+                let start = u32_at(&header[..], 0).and_then(|start| usize::try_from(start).ok());
+                let found = start.and_then(|start| text.get(start..));
+                found.is_some_and(|found| found.starts_with(name.as_bytes()))
+            };
+            let header = headers.iter().find(is_called)?;
+            Some(Section {
+                bytes: range_of(header)?,
+                address: u64_at(header, 16)?,
+            })
+        }))
     }
 }
 

@@ -6,7 +6,7 @@ use super::elf::Bytes;
 use super::files::FileKey;
 use super::loaded_file::LoadedFile;
 use super::mapped_file::FileReader;
-use super::marks::{self, FileMark};
+use super::marks::{self, FileMarks};
 use super::no_code::NoCode;
 use super::open_file::FileId;
 use super::page_cache::CachedFile;
@@ -87,23 +87,22 @@ impl FileReader<'_> {
         }
     }
 
-    /// Each mark with names of the patterns, in the order of the file's notes.
+    /// The marks with names of the patterns.
     ///
     /// # Errors
     ///
     /// If the file has no such mark, or the notes are not in memory.
-    pub fn marks(
-        &self,
-        file: &FileId,
-        provider: &str,
-        name: &str,
-    ) -> Result<Vec<FileMark>, NoCode> {
+    pub fn marks(&self, file: &FileId, provider: &str, name: &str) -> Result<FileMarks, NoCode> {
         let bytes = InCache(self.cached(file));
         let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
         let found = marks::read(loaded.elf(), &bytes, provider, name).ok_or(NoCode::NoMarks)?;
-        match found.is_empty() {
-            true => Err(NoCode::NoMark(format!("{provider}:{name}"))),
-            false => Ok(found),
+        match (found.marks.is_empty(), found.unusable) {
+            (true, 0) => Err(NoCode::NoMark(format!("{provider}:{name}"))),
+            (true, notes) => Err(NoCode::UnusableMarks {
+                name: format!("{provider}:{name}"),
+                notes,
+            }),
+            (false, _) => Ok(found),
         }
     }
 

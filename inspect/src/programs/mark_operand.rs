@@ -2,6 +2,9 @@
 
 use introspect::insn::Gpr;
 
+/// The most operands of a mark: `sys/sdt.h` has macros for up to 12.
+const MAX_OPERANDS: usize = 12;
+
 /// A value that a program has for a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkOperand {
@@ -22,6 +25,8 @@ pub enum OperandPlace {
         register: Gpr,
         /// 8 for `%ah` and its like.
         shift: u8,
+        /// The bytes that the named part of the register has.
+        bytes: u8,
     },
     /// The value itself.
     Constant(i64),
@@ -83,21 +88,21 @@ impl MarkOperand {
     }
 }
 
-/// The operands in `text`, in order; `None` for each that is not understood: a floating-point number, or an operand of another processor.
+/// The operands in `text`, in order, at most [`MAX_OPERANDS`]; `None` for each that is not understood: a floating-point number, a variable by its
+/// name, an operand without a size.
 pub(super) fn parse_all(text: &str) -> Vec<Option<MarkOperand>> {
     // A memory operand may have spaces behind its commas.
-    let starts = text.match_indices('@').filter_map(|(at, _)| {
-        let before = &text[..at];
-        let size = before.rfind(' ').map_or(0, |space| space + 1);
-        let is_size = before[size..].starts_with(|c: char| c.is_ascii_digit() || c == '-');
-        is_size.then_some(size)
-    });
-    let starts: Vec<usize> = starts.collect();
-    let ends = starts.iter().skip(1).copied().chain([text.len()]);
-    let operands = starts.iter().zip(ends);
-    operands
-        .map(|(&start, end)| parse(text.get(start..end)?.trim()))
-        .collect()
+    let mut depth = 0_i32;
+    let between = |c: char| {
+        depth += match c {
+            '(' => 1,
+            ')' => -1,
+            _ => 0,
+        };
+        c == ' ' && depth <= 0
+    };
+    let operands = text.split(between).filter(|operand| !operand.is_empty());
+    operands.take(MAX_OPERANDS).map(parse).collect()
 }
 
 fn parse(text: &str) -> Option<MarkOperand> {
@@ -107,10 +112,16 @@ fn parse(text: &str) -> Option<MarkOperand> {
     if !matches!(bytes, 1 | 2 | 4 | 8) {
         return None;
     }
+    let place = parse_place(place)?;
+    if let OperandPlace::Register { bytes: held, .. } = place
+        && held < bytes
+    {
+        return None;
+    }
     Some(MarkOperand {
         bytes,
         is_signed: size < 0,
-        place: parse_place(place)?,
+        place,
     })
 }
 
@@ -119,8 +130,7 @@ fn parse_place(text: &str) -> Option<OperandPlace> {
         return Some(OperandPlace::Constant(number(constant)?));
     }
     if let Some(name) = text.strip_prefix('%') {
-        let (register, shift) = register(name)?;
-        return Some(OperandPlace::Register { register, shift });
+        return register(name);
     }
     let (displacement, registers) = text.strip_suffix(')')?.split_once('(')?;
     let displacement = match displacement.trim() {
@@ -170,32 +180,35 @@ const WHOLE: [&str; 16] = [
 ];
 const SECOND_BYTES: [&str; 4] = ["ah", "ch", "dh", "bh"];
 
-/// The register with the part `name`, and the part's first bit.
-fn register(name: &str) -> Option<(Gpr, u8)> {
+/// The register, or the part of one, called `name`.
+fn register(name: &str) -> Option<OperandPlace> {
+    let place = |number: usize, shift, bytes| OperandPlace::Register {
+        register: Gpr::ALL[number],
+        shift,
+        bytes,
+    };
     let second = SECOND_BYTES.iter().position(|known| *known == name);
     if let Some(number) = second {
-        return Some((Gpr::ALL[number], 8));
+        return Some(place(number, 8, 1));
     }
-    let is_part = |number: usize, whole: &str| match number {
-        0..4 => {
-            let letters = &whole[1..];
-            name == letters
-                || name.strip_prefix('e') == Some(letters)
-                || name.strip_suffix('l') == letters.strip_suffix('x')
+    let part = |number: usize, whole: &str| {
+        let letters = &whole[1..];
+        match number {
+            _ if name == whole => Some(8),
+            0..8 if name.strip_prefix('e') == Some(letters) => Some(4),
+            0..8 if name == letters => Some(2),
+            0..4 => (name.strip_suffix('l')? == letters.strip_suffix('x')?).then_some(1),
+            4..8 => (name.strip_suffix('l')? == letters).then_some(1),
+            _ => match name.strip_prefix(whole)? {
+                "d" => Some(4),
+                "w" => Some(2),
+                "b" | "l" => Some(1),
+                _ => None,
+            },
         }
-        4..8 => {
-            let letters = &whole[1..];
-            name == letters
-                || name.strip_prefix('e') == Some(letters)
-                || name.strip_suffix('l') == Some(letters)
-        }
-        _ => name
-            .strip_prefix(whole)
-            .is_some_and(|rest| matches!(rest, "d" | "w" | "b" | "l")),
     };
     let mut numbered = WHOLE.iter().enumerate();
-    let found = numbered.find(|&(number, whole)| name == *whole || is_part(number, whole))?;
-    Some((Gpr::ALL[found.0], 0))
+    numbered.find_map(|(number, whole)| Some(place(number, 0, part(number, whole)?)))
 }
 
 fn number(text: &str) -> Option<i64> {
@@ -203,13 +216,17 @@ fn number(text: &str) -> Option<i64> {
         Some(digits) => (true, digits),
         None => (false, text),
     };
-    if !digits.starts_with(|first: char| first.is_ascii_digit()) {
+    let (radix, digits) = match digits.strip_prefix("0x") {
+        Some(digits) => (16, digits),
+        // An assembler reads 010 as 8.
+        None if digits.len() > 1 && digits.starts_with('0') => (8, &digits[1..]),
+        None => (10, digits),
+    };
+    // The parser of the library takes a sign.
+    if !digits.chars().all(|digit| digit.is_digit(radix)) {
         return None;
     }
-    let magnitude = match digits.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
-        None => digits.parse().ok()?,
-    };
+    let magnitude = u64::from_str_radix(digits, radix).ok()?;
     // An unsigned constant may have all 64 bits.
     let value = magnitude.cast_signed();
     Some(if negative {
@@ -234,7 +251,9 @@ mod tests {
 
     fn in_register(text: &str) -> (Gpr, u8) {
         match one(text).place {
-            OperandPlace::Register { register, shift } => (register, shift),
+            OperandPlace::Register {
+                register, shift, ..
+            } => (register, shift),
             other => panic!("{text}: {other:?}"),
         }
     }
@@ -250,14 +269,18 @@ mod tests {
             (15, ["r15", "r15d", "r15w", "r15b"]),
         ] {
             for name in names {
-                let text = format!("8@%{name}");
+                let text = format!("1@%{name}");
                 assert_eq!(in_register(&text), (Gpr::ALL[number], 0), "{name}");
             }
         }
         assert_eq!(in_register("1@%ah"), (Gpr::ALL[0], 8));
         assert_eq!(in_register("1@%bh"), (Gpr::ALL[3], 8));
         for name in ["xmm0", "r16", "rip", "axl", "r1", "", "r8x", "sil0"] {
-            assert_eq!(parse_all(&format!("8@%{name}")), [None], "{name}");
+            assert_eq!(parse_all(&format!("1@%{name}")), [None], "{name}");
+        }
+        // No part of a register has more bytes than it has.
+        for text in ["8@%eax", "4@%ax", "-2@%al", "2@%ah", "8@%r9d", "2@%sil"] {
+            assert_eq!(parse_all(text), [None], "{text}");
         }
     }
 
@@ -278,6 +301,45 @@ mod tests {
             parse_all("8@counter(%rip) 4@$-7"),
             [None, Some(one("4@$-7"))]
         );
+    }
+
+    #[test]
+    fn each_operand_has_its_number() {
+        let last = Some(one("8@%rax"));
+        for text in [
+            "%rdi 8@%rax",
+            "-4@%fs:x@tpoff 8@%rax",
+            "8@foo@GOTPCREL(%rip) 8@%rax",
+            "8@foo+8(%rip)  8@%rax",
+            "3@%rdx 8@%rax",
+        ] {
+            assert_eq!(parse_all(text), [None, last], "{text}");
+        }
+        assert_eq!(parse_all("-4@-20(%rbp, %rax,4) 8@%rax").len(), 2);
+        assert_eq!(parse_all("8@(,%rax,8) 8@%rax")[1], last);
+    }
+
+    #[test]
+    fn operands_of_a_hostile_note_are_few() {
+        assert_eq!(parse_all(&"@".repeat(1 << 20)), [None]);
+        let many = "1@$1 ".repeat(1 << 20);
+        assert_eq!(parse_all(&many), [Some(one("1@$1")); MAX_OPERANDS]);
+        assert_eq!(parse_all(&"(".repeat(1 << 20)), [None]);
+    }
+
+    #[test]
+    fn constants_are_numbers_of_an_assembler() {
+        for (text, value) in [
+            ("8@$0", 0),
+            ("8@$-0x10", -16),
+            ("8@$010", 8),
+            ("8@$18446744073709551615", -1),
+        ] {
+            assert_eq!(one(text).place, OperandPlace::Constant(value), "{text}");
+        }
+        for text in ["8@$", "8@$+5", "8@$0x+5", "8@$--5", "8@$09", "8@$0x"] {
+            assert_eq!(parse_all(text), [None], "{text}");
+        }
     }
 
     #[test]

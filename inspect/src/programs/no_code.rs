@@ -18,12 +18,22 @@ pub enum NoCode {
     NoFunction(String),
     /// No notes of marks.
     #[error(
-        "it has no marks, or their notes are not in memory: a program that reads the whole file brings them into memory"
+        "it has no marks, or their notes are not in memory, or are larger than 4 MiB: read the whole file in the guest, then start a program that maps it, or add the probe again"
     )]
     NoMarks,
     /// The notes lack the names.
     #[error("it has no mark `{0}`")]
     NoMark(String),
+    /// The notes lack the names, as far as they are to be understood.
+    #[error(
+        "it has no mark `{name}`, and {notes} of its notes about marks are damaged, or name an address without code"
+    )]
+    UnusableMarks {
+        /// The names.
+        name: String,
+        /// The number of notes.
+        notes: usize,
+    },
     /// The table has no name of the pattern.
     #[error("it has no function with a name like `{0}`")]
     NoMatch(String),

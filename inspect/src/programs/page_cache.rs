@@ -10,6 +10,7 @@ use introspect::btf::Slot;
 use introspect::{Btf, PhysMemory};
 
 use super::direct_map::{DirectMap, Mapped};
+use super::folio::FolioFlag;
 use super::open_file::{FileId, FileVersion};
 use crate::KernelView;
 use crate::reads::{Reads, ReadsError};
@@ -44,6 +45,10 @@ pub(super) struct PageCacheLayout {
     slots: Range<usize>,
     /// The number of a folio's first page within the file.
     pub(super) index: Slot,
+    /// The kernel reads the folio's contents, or changes it in another way.
+    locked: FolioFlag,
+    /// All pages of the folio have their contents. The last page of a file that was written may lack the flag: the blocks behind the end have no contents.
+    up_to_date: FolioFlag,
     page_bytes: u64,
     /// `address_space.host`, and of the `inode` what tells files apart.
     pub(super) inode: Slot,
@@ -83,6 +88,8 @@ impl PageCacheLayout {
             slots: node.bytes("slots", PAGE_BYTES)?,
             // Up to 5.15.
             index: folio.or_else(|_| page.slot("index"))?,
+            locked: FolioFlag::named(btf, "PG_locked")?,
+            up_to_date: FolioFlag::named(btf, "PG_uptodate")?,
             page_bytes: page.size()? as u64,
             inode: pages.slot("host")?,
             file_system: inode.slot("i_sb")?,
@@ -133,9 +140,37 @@ impl PageCacheLayout {
         mapping: Gva,
         number: u64,
     ) -> Result<Option<Gpa>, ReadsError> {
+        match self.folio(reads, mapping, number)? {
+            Some(folio) => self.page_of(reads, pages, folio, number),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Self::page`], and `None` while the kernel reads the page's contents.
+    fn page_with_contents(
+        &self,
+        reads: &Reads<'_>,
+        pages: PageArray,
+        mapping: Gva,
+        number: u64,
+    ) -> Result<Option<Gpa>, ReadsError> {
         let Some(folio) = self.folio(reads, mapping, number)? else {
             return Ok(None);
         };
+        if self.locked.is_set(reads, folio)? && !self.up_to_date.is_set(reads, folio)? {
+            return Ok(None);
+        }
+        self.page_of(reads, pages, folio, number)
+    }
+
+    /// The address of the page of `folio` that is the file's page `number`.
+    fn page_of(
+        &self,
+        reads: &Reads<'_>,
+        pages: PageArray,
+        folio: Gva,
+        number: u64,
+    ) -> Result<Option<Gpa>, ReadsError> {
         let first = reads.number(folio, self.index)?;
         let within = number.wrapping_sub(first);
         let frame = self
@@ -226,13 +261,15 @@ impl<'r> CachedFile<'r> {
         }
     }
 
-    /// Fills `buf` from the offset `at` on; `None` if a page of the range is not in memory.
+    /// Fills `buf` from the offset `at` on; `None` if a page of the range is not in memory, or is being read.
     pub(super) fn read(&self, mut at: u64, buf: &mut [u8]) -> Option<()> {
         let mut rest = buf;
         while !rest.is_empty() {
             let (number, within) = (at / PAGE_BYTES, at % PAGE_BYTES);
             let reads = self.memory.reads;
-            let page = self.layout.page(reads, self.pages, self.mapping, number);
+            let page = self
+                .layout
+                .page_with_contents(reads, self.pages, self.mapping, number);
             let page = page.ok().flatten()?;
             let left = usize::try_from(PAGE_BYTES - within).ok()?.min(rest.len());
             let (part, tail) = rest.split_at_mut(left);
@@ -254,6 +291,7 @@ mod tests {
     const MAPPING: u64 = 0x100;
     const NODE: u64 = 0x200;
     const FOLIOS: u64 = 0x800;
+    const UP_TO_DATE: u32 = 3;
     /// The direct map begins at the fake's memory, and the array of `struct page` at its folios.
     const MAP: DirectMap = DirectMap {
         start: BASE,
@@ -280,7 +318,13 @@ mod tests {
             ("i_mtime_nsec", int, 12),
         ];
         blob.structure("inode", 40, &members);
-        blob.structure("folio", 64, &[("index", long, 32)]);
+        let members = [("flags", long, 0), ("index", long, 32)];
+        blob.structure("folio", 64, &members);
+        blob.enumeration(
+            "pageflags",
+            false,
+            &[("PG_locked", 0), ("PG_uptodate", UP_TO_DATE)],
+        );
         blob.structure("page", 64, &[("flags", long, 0)]);
         Fake::new(blob, 0x4000, &[])
     }
@@ -349,5 +393,29 @@ mod tests {
         let mut bytes = [0; 2];
         assert_eq!((file.read(0xffe, &mut bytes), bytes), (Some(()), [1, 2]));
         assert_eq!(file.read(0xfff, &mut bytes), None);
+    }
+
+    #[test]
+    fn page_that_is_being_read_has_no_bytes() {
+        let mut fake = kernel();
+        let only = folio(&mut fake, 3, 0);
+        fake.put64(MAPPING + 16, only);
+        let up_to_date = 1 << UP_TO_DATE;
+        for (flags, bytes) in [
+            (1, None),
+            (1 | up_to_date, Some(())),
+            (0, Some(())),
+            (up_to_date, Some(())),
+        ] {
+            fake.put64(FOLIOS + 3 * 64, flags);
+            let view = fake.view();
+            let reads = Reads::new(&view, 1 << 20);
+            let layout = PageCacheLayout::new(view.types().expect("types")).expect("a layout");
+            let pages = PageArray(at(FOLIOS));
+            let file = CachedFile::new(&layout, &reads, MAP, pages, at(MAPPING));
+            assert_eq!(file.read(0, &mut [0]), bytes, "{flags:#x}");
+            let page = layout.page(&reads, pages, at(MAPPING), 0);
+            assert_eq!(page.expect("readable"), Some(Gpa(0x3000)));
+        }
     }
 }

@@ -114,7 +114,11 @@ pub(super) fn kernel() -> Fake {
         ("_nr_pages", int, 40),
     ];
     b.structure("folio", 64, &members);
-    b.enumeration("pageflags", false, &[("PG_head", PG_HEAD)]);
+    b.enumeration(
+        "pageflags",
+        false,
+        &[("PG_head", PG_HEAD), ("PG_locked", 0), ("PG_uptodate", 2)],
+    );
     b.structure("page", 64, &[("flags", long, 0)]);
     let mut f = Fake::new(b, 0x40000, &[("page_offset_base", 0), ("vmemmap_base", 8)]);
     f.put64(0, BASE.0);

@@ -16,7 +16,7 @@ const LOADED: u64 = 0x40_0000;
 const STACK: u64 = 0x7fff_0000;
 
 /// Bytes from an address on.
-struct At(u64, Vec<u8>);
+pub(super) struct At(pub(super) u64, pub(super) Vec<u8>);
 
 impl Bytes for At {
     fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
@@ -273,7 +273,11 @@ fn marks_of_a_compiled_program_are_at_their_instructions() {
     let bytes = std::fs::read(path).expect("the program");
     let Read { elf, functions } = read(&bytes).expect("a program");
     let file = At(0, bytes);
-    let found = |provider, name| marks::read(&elf, &file, provider, name).expect("notes");
+    let found = |provider, name| {
+        let found = marks::read(&elf, &file, provider, name).expect("notes");
+        assert_eq!(found.unusable, 0);
+        found.marks
+    };
     let Found::At { address, .. } = functions.find("marked") else {
         panic!("no function with marks");
     };

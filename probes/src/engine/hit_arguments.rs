@@ -3,7 +3,7 @@
 use crate::arguments::Unread;
 use crate::engine::reporter::Reporter;
 use crate::handler::HitContext;
-use crate::registry::Probe;
+use crate::registry::{Missed, Probe};
 
 /// Where the arguments at a hit are.
 #[derive(Clone, Copy, Debug)]
@@ -12,19 +12,31 @@ pub(crate) enum FoundArguments {
     Registers,
     /// The arguments that were read.
     Read([u64; 6]),
+    /// The values of a mark, some of which may not be known.
+    OfMark([Option<u64>; 6]),
     /// Nowhere: they cannot be read, and a note of the probe has said so.
     Unreadable,
 }
 
 impl FoundArguments {
-    /// The arguments that are in no register; unreadable ones are 0.
-    pub(crate) const fn outside_registers(self) -> Option<[u64; 6]> {
+    /// The arguments that are in no register; unknown ones are 0.
+    pub(crate) fn outside_registers(self) -> Option<[u64; 6]> {
         match self {
             Self::Registers => None,
             Self::Read(arguments) => Some(arguments),
+            Self::OfMark(values) => Some(values.map(|value| value.unwrap_or(0))),
             Self::Unreadable => Some([0; 6]),
         }
     }
+}
+
+/// Where one argument at a hit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OneArgument {
+    InRegister,
+    Known(u64),
+    /// The mark has no such value, or it is not understood or not in memory.
+    Unknown,
 }
 
 /// The arguments of a system call or tracepoint at a hit of a probe: for the filter, the aggregate and the event.
@@ -34,6 +46,8 @@ pub(crate) struct HitArguments<'e> {
     reporter: &'e Reporter,
     /// `None` before the first need.
     found: Option<FoundArguments>,
+    /// Whether a value of a mark has been needed that is not known.
+    lacks_value: bool,
 }
 
 impl<'e> HitArguments<'e> {
@@ -42,19 +56,49 @@ impl<'e> HitArguments<'e> {
             probe,
             reporter,
             found: None,
+            lacks_value: false,
         }
     }
 
-    /// The arguments that have been read already.
-    pub(crate) const fn known(
+    /// The values of a mark.
+    pub(crate) const fn of_mark(
         probe: &'e Probe,
         reporter: &'e Reporter,
-        arguments: [u64; 6],
+        values: [Option<u64>; 6],
     ) -> Self {
         Self {
-            probe,
-            reporter,
-            found: Some(FoundArguments::Read(arguments)),
+            found: Some(FoundArguments::OfMark(values)),
+            ..Self::new(probe, reporter)
+        }
+    }
+
+    /// The argument with `number` (from 0) that is in no register.
+    pub(crate) fn outside_registers(
+        &mut self,
+        hit: &mut HitContext<'_>,
+        number: usize,
+    ) -> OneArgument {
+        match self.at(hit) {
+            FoundArguments::Registers => OneArgument::InRegister,
+            FoundArguments::Read(arguments) => {
+                OneArgument::Known(arguments.get(number).copied().unwrap_or(0))
+            }
+            FoundArguments::OfMark(values) => match values.get(number).copied().flatten() {
+                Some(value) => OneArgument::Known(value),
+                None => {
+                    self.lacks_value = true;
+                    OneArgument::Unknown
+                }
+            },
+            FoundArguments::Unreadable => OneArgument::Known(0),
+        }
+    }
+
+    /// Why a filter or an aggregate has not got what it needs.
+    pub(crate) const fn missed(&self) -> Missed {
+        match self.lacks_value {
+            true => Missed::UnknownValue,
+            false => Missed::UnknownTask,
         }
     }
 

@@ -11,12 +11,12 @@ use manifest::{Action, ProbeKind};
 use crate::ResolveProblem;
 use crate::applied::Aggregated;
 use crate::engine::engine_action::EngineAction;
-use crate::engine::hit_arguments::HitArguments;
+use crate::engine::hit_arguments::{HitArguments, OneArgument};
 use crate::engine::running::Running;
 use crate::engine::tasks::{Position, Tasks};
 use crate::handler::HitContext;
 use crate::kernel::Kernel;
-use crate::registry::{Missed, Probe, Purpose};
+use crate::registry::{Probe, Purpose};
 
 /// Evaluates filters and aggregates.
 #[derive(Debug)]
@@ -69,11 +69,13 @@ struct Seen<'h, 'e, 'v> {
 
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> Option<u64> {
-        if let Operand::Argument(argument) = operand
-            && let Some(arguments) = self.arguments.at(self.hit).outside_registers()
-        {
+        if let Operand::Argument(argument) = operand {
             let number = usize::from(argument.number());
-            return Some(arguments.get(number).copied().unwrap_or(0));
+            match self.arguments.outside_registers(self.hit, number) {
+                OneArgument::InRegister => (),
+                OneArgument::Known(value) => return Some(value),
+                OneArgument::Unknown => return None,
+            }
         }
         if let Some(register) = operand.register() {
             return Some(register_value(&self.hit.regs, register));
@@ -152,7 +154,7 @@ impl Programs {
                 // The missed calls of a return probe are hits.
                 probe.counters.count_recorded();
             }
-            probe.counters.miss(Missed::UnknownTask);
+            probe.counters.miss(arguments.missed());
         }
         accepts
     }

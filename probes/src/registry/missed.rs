@@ -26,10 +26,12 @@ pub(crate) enum Missed {
     Unprotected,
     /// The filter or the aggregate needs a number of the task, which is unknown at the instruction.
     UnknownTask,
+    /// The filter or the aggregate needs a value of a mark that the mark does not have, or that is not understood or not in memory.
+    UnknownValue,
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 11] = [
+    pub(super) const ALL: [(Self, &'static str); 12] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
@@ -41,5 +43,6 @@ impl Missed {
         (Self::RingFull, "ring-full"),
         (Self::Unprotected, "unprotected"),
         (Self::UnknownTask, "unknown-task"),
+        (Self::UnknownValue, "unknown-value"),
     ];
 }

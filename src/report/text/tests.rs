@@ -91,6 +91,21 @@ fn hits_without_types_have_the_registers_of_arguments() {
 }
 
 #[test]
+fn mark_in_a_file_with_a_plus_in_its_name_is_whole() {
+    let probe = "usdt:/lib/libstdc++.so.6:libstdcxx:throw";
+    let Event::Hit(plain) = hit(probe, "libstdcxx:throw [/lib/libstdc++.so.6]") else {
+        unreachable!("a hit")
+    };
+    let mark = Event::Hit(Hit {
+        params: Some(Vec::new()),
+        ..plain
+    });
+    let text = lines(&mut Formatter::new(Style::plain(), false), &[mark]);
+    let expected = "   1.234567  cpu0   libstdcxx:throw [/lib/libstdc++.so.6]()\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
 fn fields_of_a_tracepoint_replace_the_arguments() {
     let Event::Hit(plain) = hit("tracepoint:sched:sched_switch", "__schedule+0x1f0") else {
         unreachable!("a hit")

@@ -53,7 +53,7 @@ impl Program {
             offset: START,
             parts: [START..END, COLD..COLD + 0x10].into(),
             symbol: "f+0x0 [/bin/x]".into(),
-            operands: Arc::default(),
+            operands: None,
         };
         let space = Cell::new(super::ROOT);
         Self { rig, site, space }

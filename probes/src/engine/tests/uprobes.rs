@@ -56,7 +56,7 @@ fn site(purpose: Purpose, filter: &str) -> CodeSite {
         offset: 0x123,
         parts: Arc::default(),
         symbol: "f+0x0 [/bin/x]".into(),
-        operands: Arc::default(),
+        operands: None,
     }
 }
 
@@ -194,6 +194,7 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
             OperandPlace::Register {
                 register: rdi,
                 shift: 0,
+                bytes: 8,
             },
         ),
         operand(4, true, memory(Some(rdi), in_data - 5)),
@@ -205,15 +206,23 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
     ];
     let marked = |filter: &str| CodeSite {
         symbol: "a:b [/bin/x]".into(),
-        operands: operands.into(),
+        operands: Some(operands.into()),
         ..site(Purpose::Trace, filter)
     };
     let (kernel, _) = one("f", &PLAIN);
     let rig = Rig::new(&kernel, &[]);
     rig.memory.put(DATA, &(-3_i32).to_le_bytes());
-    let sites = [marked("arg1 == -3"), marked("arg1 == 3")];
+    let sites = [
+        marked("arg1 == -3"),
+        marked("arg1 == 3"),
+        marked("arg3 == 0"),
+        marked("arg4 == 0"),
+    ];
     report(&rig, &sites);
-    assert_eq!(sites.each_ref().map(counts), [(1, 0), (0, 0)]);
+    let hits_of = |site: &CodeSite| site.probe.counters.hits();
+    assert_eq!(sites.each_ref().map(hits_of), [1, 0, 0, 0]);
+    let missed = |site: &CodeSite| site.probe.counters.missed_for(Missed::UnknownValue);
+    assert_eq!(sites.each_ref().map(missed), [0, 0, 1, 1]);
     let hits = rig.hits();
     let [hit] = &hits[..] else {
         panic!("{hits:?}");
@@ -239,6 +248,30 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
     let arguments = hit.args.map(|argument| argument.0);
     let unsigned = (-3_i64).cast_unsigned();
     assert_eq!(arguments, [5, unsigned, 0xffff, 0, 0, 0xffff_fffd]);
+}
+
+#[test]
+fn mark_without_operands_has_no_values() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    let marked = |filter: &str| CodeSite {
+        operands: Some(Arc::default()),
+        ..site(Purpose::Trace, filter)
+    };
+    // The register is not a value of the mark.
+    let sites = [marked(""), marked("arg0 == 5")];
+    report(&rig, &sites);
+    let hits = rig.hits();
+    assert_eq!(
+        hits.iter()
+            .map(|hit| hit.params.as_deref())
+            .collect::<Vec<_>>(),
+        [Some(&[][..])]
+    );
+    assert_eq!(hits[0].args.map(|argument| argument.0), [0; 6]);
+    let counters = &sites[1].probe.counters;
+    assert_eq!(counters.hits(), 0);
+    assert_eq!(counters.missed_for(Missed::UnknownValue), 1);
 }
 
 #[test]

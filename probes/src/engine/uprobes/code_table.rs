@@ -19,8 +19,8 @@ pub(crate) struct CodeSite {
     pub(crate) parts: Arc<[Range<u64>]>,
     /// The name in events.
     pub(crate) symbol: Arc<str>,
-    /// Of a mark: the values that the program has for it.
-    pub(crate) operands: Arc<[Option<MarkOperand>]>,
+    /// The operands of the mark; `None` for an instruction that is no mark.
+    pub(crate) operands: Option<Arc<[Option<MarkOperand>]>>,
 }
 
 impl CodeSite {

@@ -10,12 +10,15 @@ use text::general_register;
 use vmm::kvm_regs;
 
 /// The values of a mark's operands.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct MarkValues {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MarkValues(Vec<MarkValue>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MarkValue {
+    type_name: &'static str,
+    is_signed: bool,
     /// `None` for an operand that is not understood, or is not in memory.
-    values: Vec<(&'static str, Option<Number>)>,
-    /// The first six, for filters and aggregates; 0 for a value that is not known.
-    pub(super) arguments: [u64; 6],
+    value: Option<i64>,
 }
 
 impl MarkValues {
@@ -26,36 +29,39 @@ impl MarkValues {
         regs: &kvm_regs,
         operands: &[Option<MarkOperand>],
     ) -> Self {
-        let mut read = Self::default();
-        for (number, operand) in operands.iter().enumerate() {
-            let Some(operand) = operand else {
-                read.values.push(("unknown", None));
-                continue;
-            };
-            let value = raw(memory, paging, regs, operand).map(|raw| operand.value(raw));
-            if let (Some(value), Some(argument)) = (value, read.arguments.get_mut(number)) {
-                *argument = value.cast_unsigned();
-            }
-            let shown = value.map(|value| match operand.is_signed {
-                true => Number::signed(value),
-                false => Number::unsigned(value.cast_unsigned()),
-            });
-            read.values.push((operand.type_name(), shown));
-        }
-        read
+        let read = |operand: &Option<MarkOperand>| match operand {
+            None => MarkValue {
+                type_name: "unknown",
+                is_signed: false,
+                value: None,
+            },
+            Some(operand) => MarkValue {
+                type_name: operand.type_name(),
+                is_signed: operand.is_signed,
+                value: raw(memory, paging, regs, operand).map(|raw| operand.value(raw)),
+            },
+        };
+        Self(operands.iter().map(read).collect())
+    }
+
+    /// The first six, for filters and aggregates.
+    pub(super) fn arguments(&self) -> [Option<u64>; 6] {
+        std::array::from_fn(|number| Some(self.0.get(number)?.value?.cast_unsigned()))
     }
 
     /// The values as parameters `arg0`, `arg1` and so on, as in the filters.
     pub(super) fn params(&self) -> Vec<Param> {
-        let values = self.values.iter().enumerate();
-        let param = |(number, (ty, value)): (usize, &(&'static str, Option<Number>))| Param {
+        let param = |(number, mark): (usize, &MarkValue)| Param {
             name: format!("arg{number}").into(),
             typed: Typed {
-                value: *value,
-                ..Typed::without_value(Arc::from(*ty))
+                value: mark.value.map(|value| match mark.is_signed {
+                    true => Number::signed(value),
+                    false => Number::unsigned(value.cast_unsigned()),
+                }),
+                ..Typed::without_value(Arc::from(mark.type_name))
             },
         };
-        values.map(param).collect()
+        self.0.iter().enumerate().map(param).collect()
     }
 }
 
@@ -67,12 +73,16 @@ fn raw(
     operand: &MarkOperand,
 ) -> Option<u64> {
     match operand.place {
-        OperandPlace::Register { register, shift } => {
-            Some(general_register(regs, register) >> shift)
-        }
+        OperandPlace::Register {
+            register, shift, ..
+        } => Some(general_register(regs, register) >> shift),
         OperandPlace::Constant(value) => Some(value.cast_unsigned()),
         OperandPlace::Memory { .. } => {
             let at = operand.address(|register| general_register(regs, register))?;
+            // A program cannot read the kernel's half.
+            if at >> 63 != 0 {
+                return None;
+            }
             let mut bytes = [0; 8];
             let len = usize::from(operand.bytes).min(bytes.len());
             read_virt(memory, paging, Gva(at), &mut bytes[..len]).ok()?;

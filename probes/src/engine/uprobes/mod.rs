@@ -255,6 +255,8 @@ impl Uprobes {
         mapping: Mapping,
     ) {
         for target in targets.iter_mut().filter(|target| target.wants(file)) {
+            // The notes of a file may take all that one answer may read.
+            reader.renew();
             let bound = target.bind(reader, file);
             if let Ok(found) = bound {
                 self.note_without_hits(target, file, found);
@@ -276,14 +278,21 @@ impl Uprobes {
 
     /// Notes the functions and marks of the file that have no hits.
     fn note_without_hits(&self, target: &mut Target, file: &OpenFile, found: WithoutHits) {
-        let WithoutHits { left_out, guarded } = found;
+        let WithoutHits {
+            left_out,
+            guarded,
+            unusable,
+        } = found;
         let path = &file.path;
         let texts = [
             (left_out > 0).then(|| format!(
                 "{left_out} functions of {path} with such names are left out: the file does not say where they end, or they are longer than 64 KiB"
             )),
             (guarded > 0).then(|| format!(
-                "{guarded} marks of {path} with such names have hits only while a tracer in the guest raises their counters (semaphores): hyprobe changes no memory of programs"
+                "{guarded} marks of {path} with such names are passed only while their counters (semaphores) are not 0, and hyprobe changes no memory of programs: there are no hits unless a program in the guest raises the counters"
+            )),
+            (unusable > 0).then(|| format!(
+                "{unusable} notes about marks of {path} are damaged, or name an address without code: their marks have no hits"
             )),
         ];
         for text in texts.into_iter().flatten() {

@@ -13,7 +13,7 @@ use super::mark_values::MarkValues;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::tasks::Position;
 use crate::hit_state::HitState;
-use crate::registry::{Missed, Purpose};
+use crate::registry::Purpose;
 
 impl Uprobes {
     /// Looks at the instruction at `gpa`, at which the vCPU stands.
@@ -104,17 +104,17 @@ impl Uprobes {
                     self.calls.enclosing(program.paging.root(), task, regs.rsp)
                 }
             };
-            let values = match site.operands.is_empty() {
-                true => None,
-                false => {
+            let values = match &site.operands {
+                None => None,
+                Some(operands) => {
                     let paging = self.state_once(vcpu, &mut state)?.paging;
                     let memory = &self.running.planter;
-                    Some(MarkValues::read(memory, &paging, &regs, &site.operands))
+                    Some(MarkValues::read(memory, &paging, &regs, operands))
                 }
             };
             let mut hit = self.context(vcpu, regs, &mut state)?;
             let mut arguments = match &values {
-                Some(values) => HitArguments::known(probe, &self.reporter, values.arguments),
+                Some(values) => HitArguments::of_mark(probe, &self.reporter, values.arguments()),
                 None => HitArguments::new(probe, &self.reporter),
             };
             // The exit is counted at the page.
@@ -127,7 +127,8 @@ impl Uprobes {
             match &probe.purpose {
                 Purpose::Trace => {
                     let (ip, symbol) = (Gva(regs.rip), Arc::clone(symbol));
-                    let shown = values.map(|values| (values.params(), values.arguments));
+                    let read = arguments.at(&mut hit).outside_registers();
+                    let shown = values.map(|values| values.params()).zip(read);
                     self.records
                         .emit_in_program(&mut hit, probe, ip, symbol, depth, shown)?;
                 }
@@ -137,7 +138,7 @@ impl Uprobes {
                         .programs
                         .add_value(&mut hit, position, &mut arguments, aggregated)
                     {
-                        probe.counters.miss(Missed::UnknownTask);
+                        probe.counters.miss(arguments.missed());
                     }
                 }
                 // Handlers and injections are refused in programs.

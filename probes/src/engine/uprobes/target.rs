@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
 use inspect::{
-    FileFunction, FileId, FileMark, FileReader, FileVersion, MarkOperand, NoCode, OpenFile, Storage,
+    FileFunction, FileId, FileMark, FileMarks, FileReader, FileVersion, MarkOperand, NoCode,
+    OpenFile, Storage,
 };
 use introspect::insn::{NotABoundary, check_boundary};
 use manifest::{FilePlace, ProgramCode};
@@ -78,8 +79,8 @@ struct BoundPlace {
     parts: Arc<[Range<u64>]>,
     /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`, and of a mark `python:gc__start [/usr/bin/python3.11]`.
     symbol: Arc<str>,
-    /// Of a mark: the values that the program has for it.
-    operands: Arc<[Option<MarkOperand>]>,
+    /// The operands of the mark; `None` for an instruction that is no mark.
+    operands: Option<Arc<[Option<MarkOperand>]>>,
 }
 
 /// The probed instructions that a file has been found to have.
@@ -96,6 +97,8 @@ pub(crate) struct WithoutHits {
     pub(crate) left_out: usize,
     /// The marks that the program does not pass unless a tracer raises a counter in the program's memory.
     pub(crate) guarded: usize,
+    /// The notes of marks that are damaged, or name an address without code.
+    pub(crate) unusable: usize,
 }
 
 impl FoundPlaces {
@@ -149,9 +152,9 @@ pub(crate) enum Unbound {
     )]
     TooManyPages(usize),
     #[error(
-        "it has {0} marks with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
+        "it has more than {MAX_PLACES} marks with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
     )]
-    TooManyMarks(usize),
+    TooManyMarks,
 }
 
 impl Unbound {
@@ -166,8 +169,9 @@ impl Unbound {
             | Self::TooLong { .. }
             | Self::NoFunctionWithEnd(_)
             | Self::TooManyPages(_)
-            | Self::TooManyMarks(_) => true,
-            Self::Code(why) => !matches!(why, NoCode::Outside { .. }),
+            | Self::TooManyMarks => true,
+            // The notes that have been read name all marks.
+            Self::Code(why) => !matches!(why, NoCode::Outside { .. } | NoCode::NoMark(_)),
             Self::Boundary(_) => false,
         }
     }
@@ -295,7 +299,7 @@ impl Target {
                 offset: *offset,
                 parts: Arc::default(),
                 symbol: format!("{offset:#x} [{path}]").into(),
-                operands: Arc::default(),
+                operands: None,
             })),
             FilePlace::Symbol { name, offset } => {
                 let function = reader.function(&file.id, name)?;
@@ -305,7 +309,7 @@ impl Target {
                     offset: at,
                     parts: self.parts_of(&function, &self.all_parts(reader, file))?,
                     symbol: format!("{name}+{offset:#x} [{path}]").into(),
-                    operands: Arc::default(),
+                    operands: None,
                 }))
             }
             FilePlace::Glob(pattern) => {
@@ -321,7 +325,7 @@ impl Target {
                         offset: function.offset,
                         parts: self.parts_of(&function, &parts)?,
                         symbol: format!("{}+0x0 [{path}]", function.name).into(),
-                        operands: Arc::default(),
+                        operands: None,
                     };
                     pages.extend(place.pages());
                     places.push(place);
@@ -337,29 +341,31 @@ impl Target {
                         places,
                         without_hits: WithoutHits {
                             left_out,
-                            guarded: 0,
+                            ..WithoutHits::default()
                         },
                     }),
                 }
             }
             FilePlace::Marks(names) => {
                 let found = reader.marks(&file.id, &names.provider, &names.name)?;
-                if found.len() > MAX_PLACES {
-                    return Err(Unbound::TooManyMarks(found.len()));
+                let FileMarks { marks, unusable } = found;
+                if marks.len() > MAX_PLACES {
+                    return Err(Unbound::TooManyMarks);
                 }
-                let guarded = found.iter().filter(|mark| mark.has_semaphore).count();
+                let without_hits = WithoutHits {
+                    left_out: 0,
+                    guarded: marks.iter().filter(|mark| mark.has_semaphore).count(),
+                    unusable,
+                };
                 let place = |mark: FileMark| BoundPlace {
                     offset: mark.offset,
                     parts: Arc::default(),
                     symbol: format!("{}:{} [{path}]", mark.provider, mark.name).into(),
-                    operands: mark.operands.into(),
+                    operands: Some(mark.operands.into()),
                 };
                 Ok(FoundPlaces {
-                    places: found.into_iter().map(place).collect(),
-                    without_hits: WithoutHits {
-                        left_out: 0,
-                        guarded,
-                    },
+                    places: marks.into_iter().map(place).collect(),
+                    without_hits,
                 })
             }
         }
@@ -419,7 +425,7 @@ impl Target {
                         offset: place.offset,
                         parts: Arc::clone(&place.parts),
                         symbol: Arc::clone(&place.symbol),
-                        operands: Arc::clone(&place.operands),
+                        operands: place.operands.clone(),
                     });
                 }
             }
