@@ -1,12 +1,13 @@
 /*
- * Marks, as `sys/sdt.h` makes them. `marked` passes each a known number of times, and prints `marked PASSES`, of each of its marks without a
- * counter.
+ * Marks, as `sys/sdt.h` makes them. The program passes each mark without a counter PASSES times, and prints `marked PASSES GUARDED`.
  *
  * `counted:enter` has the operands NUMBER, -NUMBER of 4 bytes in memory, and 7. `counted:leave` has NUMBER of 1 byte. `counted:guarded` is passed only
- * while a tracer raises its counter.
+ * while its counter is not 0: GUARDED times.
  */
 
 enum { PASSES = 12 };
+
+extern unsigned short counter;
 
 void marked(long number, const int *negated);
 
@@ -51,11 +52,16 @@ __asm__(".section .stapsdt.base, \"a\", \"progbits\"\n"
 
 static void pass_marks(void)
 {
+	unsigned long guarded = 0;
+
 	for (int number = 0; number < PASSES; number++) {
 		const int negated = -number;
 
+		counter = number % 3 == 0;
+		guarded += counter;
 		marked(number, &negated);
 	}
 	put_field("marked ", PASSES);
+	put_field(" ", guarded);
 	end_line();
 }

@@ -28,7 +28,7 @@ pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
 pub use programs::{
     FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion, FoundBy,
-    MappedFiles, MarkOperand, NoCode, OpenFile, OperandPlace, ProgramFrame, Storage,
+    MAX_OPERANDS, MappedFiles, MarkOperand, NoCode, OpenFile, OperandPlace, ProgramFrame, Storage,
 };
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

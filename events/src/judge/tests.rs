@@ -190,7 +190,12 @@ fn never_fails_for_a_probe_that_could_miss_hits() {
         missed("unwatched").as_deref(),
         Some("0, but 2 were not seen (unwatched 2)")
     );
-    assert_eq!(missed("abandoned"), None);
+    for reason in ["abandoned", "declined", "ring-full"] {
+        assert_eq!(missed(reason), None, "{reason}");
+    }
+    for reason in ["unknown-value", "unknown-task", "of a later version"] {
+        assert!(missed(reason).is_some(), "{reason}");
+    }
     // A probe that is not in the summary.
     assert!(broken(judge(never), &summary(&[])).is_some());
     // More hits than enough were seen.

@@ -104,7 +104,7 @@ impl Elf {
         let count = u16_at(&header, 56)?.min(MAX_SEGMENTS);
         let table = file.bytes(u64_at(&header, 32)?, count * SEGMENT_BYTES)?;
         let sections = match u16_at(&header, 58)? {
-            SECTION_BYTES => u16_at(&header, 60)?.min(MAX_SECTIONS),
+            SECTION_BYTES => u16_at(&header, 60)?,
             _ => 0,
         };
         let mut elf = Self {
@@ -156,7 +156,7 @@ impl Elf {
     /// The symbol table that the file has besides the dynamic one, unless it was stripped.
     pub(super) fn symbol_sections(&self, file: &dyn Bytes) -> Option<SymbolSections> {
         let (at, count, _) = self.sections;
-        let table = file.bytes(at, count * SECTION_BYTES)?;
+        let table = file.bytes(at, count.min(MAX_SECTIONS) * SECTION_BYTES)?;
         let section = |number: usize| table.chunks_exact(SECTION_BYTES).nth(number);
         let is_symbols = |header: &&[u8]| u32_at(header, 4) == Some(SYMBOLS);
         let symbols = table.chunks_exact(SECTION_BYTES).find(is_symbols)?;
@@ -167,17 +167,18 @@ impl Elf {
         })
     }
 
-    /// The sections called `names`; `None` if a table that names the sections is not in memory.
+    /// The sections called `names`; `None` if a table that names the sections is not in memory, or is larger than any real one.
     pub(super) fn sections<const COUNT: usize>(
         &self,
         file: &dyn Bytes,
         names: [&str; COUNT],
     ) -> Option<[Option<Section>; COUNT]> {
         let (at, count, text) = self.sections;
-        let table = file.bytes(at, count * SECTION_BYTES)?;
+        let table = (count <= MAX_SECTIONS).then(|| file.bytes(at, count * SECTION_BYTES))??;
         let (headers, _) = table.as_chunks::<SECTION_BYTES>();
         let text = range_of(headers.get(text)?)?;
-        let len = (text.end - text.start).min(MAX_NAME_BYTES);
+        let len = text.end - text.start;
+        let len = (len <= MAX_NAME_BYTES).then_some(len)?;
         let text = file.bytes(text.start, usize::try_from(len).ok()?)?;
         Some(names.map(|name| {
             let name = format!("{name}\0");

@@ -46,7 +46,7 @@ impl FileReader<'_> {
     pub fn function(&self, file: &FileId, name: &str) -> Result<FileFunction, NoCode> {
         let bytes = InCache(self.cached(file));
         let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
-        let functions = loaded.functions(&bytes).ok_or(NoCode::NoFunctions)?;
+        let functions = loaded.functions_now(&bytes).ok_or(NoCode::NoFunctions)?;
         let name = name.to_owned();
         match functions.find(&name) {
             Found::At { address, size } => match loaded.offset_of(address) {
@@ -71,7 +71,7 @@ impl FileReader<'_> {
     pub fn functions(&self, file: &FileId, pattern: &str) -> Result<Vec<FileFunction>, NoCode> {
         let bytes = InCache(self.cached(file));
         let loaded = self.loaded(file, &bytes).ok_or(NoCode::NoHeaders)?;
-        let functions = loaded.functions(&bytes).ok_or(NoCode::NoFunctions)?;
+        let functions = loaded.functions_now(&bytes).ok_or(NoCode::NoFunctions)?;
         let found = functions.matching(pattern).into_iter();
         let found = found.filter_map(|function| {
             Some(FileFunction {

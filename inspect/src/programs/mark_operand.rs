@@ -3,7 +3,7 @@
 use introspect::insn::Gpr;
 
 /// The most operands of a mark: `sys/sdt.h` has macros for up to 12.
-const MAX_OPERANDS: usize = 12;
+pub const MAX_OPERANDS: usize = 12;
 
 /// A value that a program has for a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ pub(crate) use files::ProgramFiles;
 pub(crate) use frame::ProgramStack;
 pub use frame::{FoundBy, ProgramFrame};
 pub use mapped_file::{FileLayout, FileReader, MappedFiles};
-pub use mark_operand::{MarkOperand, OperandPlace};
+pub use mark_operand::{MAX_OPERANDS, MarkOperand, OperandPlace};
 pub use marks::{FileMark, FileMarks};
 pub use no_code::NoCode;
 pub use open_file::{FileId, FileVersion, OpenFile, Storage};

@@ -73,16 +73,16 @@ pub(super) enum Found {
 }
 
 impl Functions {
-    /// The functions of the file with the headers `elf`; `None` if neither table is in memory.
-    pub(super) fn read(elf: &Elf, file: &dyn Bytes) -> Option<Self> {
-        let whole = elf.symbol_sections(file).and_then(|sections| {
-            let symbols = table(file, &sections.symbols)?;
-            Some(Self::sorted(&symbols, table(file, &sections.names)?))
-        });
-        whole.or_else(|| Self::dynamic(elf, &Loaded { elf, file }))
+    /// All functions of the file with the headers `elf`; `None` if the file was stripped, or the table is not in memory.
+    pub(super) fn whole(elf: &Elf, file: &dyn Bytes) -> Option<Self> {
+        let sections = elf.symbol_sections(file)?;
+        let symbols = table(file, &sections.symbols)?;
+        Some(Self::sorted(&symbols, table(file, &sections.names)?))
     }
 
-    fn dynamic(elf: &Elf, memory: &Loaded<'_>) -> Option<Self> {
+    /// The functions that the file exports; `None` if their table is not in memory.
+    pub(super) fn exported(elf: &Elf, file: &dyn Bytes) -> Option<Self> {
+        let memory = &Loaded { elf, file };
         let section = elf.dynamic.clone()?;
         let len = usize::try_from(section.end - section.start).ok()?;
         let entries = memory.bytes(section.start, len.min(MAX_ENTRIES * 16))?;
@@ -216,7 +216,7 @@ impl Bytes for Loaded<'_> {
 }
 
 /// The bytes of a table, if it is not larger than any real one.
-fn table(source: &dyn Bytes, range: &Range<u64>) -> Option<Vec<u8>> {
+pub(super) fn table(source: &dyn Bytes, range: &Range<u64>) -> Option<Vec<u8>> {
     let len = range.end - range.start;
     let len = (len <= MAX_TABLE_BYTES).then_some(len)?;
     source.bytes(range.start, usize::try_from(len).ok()?)

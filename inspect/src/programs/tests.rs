@@ -46,7 +46,9 @@ struct Read {
 fn read(bytes: &[u8]) -> Option<Read> {
     let file = At(0, bytes.to_vec());
     let elf = Elf::read(&file)?;
-    let functions = Functions::read(&elf, &file).unwrap_or_default();
+    let functions = Functions::whole(&elf, &file);
+    let functions = functions.or_else(|| Functions::exported(&elf, &file));
+    let functions = functions.unwrap_or_default();
     Some(Read { elf, functions })
 }
 
@@ -305,5 +307,8 @@ fn marks_of_a_compiled_program_are_at_their_instructions() {
 fn program_without_marks_has_none() {
     let elf = read(program()).expect("a program").elf;
     let file = At(0, program().to_vec());
-    assert_eq!(marks::read(&elf, &file, "*", "*"), None);
+    let found = marks::read(&elf, &file, "*", "*").expect("the names of sections");
+    assert_eq!((found.marks, found.unusable), (vec![], 0));
+    let headers = At(0, program()[..0x1000].to_vec());
+    assert_eq!(marks::read(&elf, &headers, "*", "*"), None);
 }

@@ -106,7 +106,7 @@ pub enum SpecProblem {
     #[error("it does not say where in the file: the function or offset is missing")]
     NoPlaceInFile,
     /// A file without a mark.
-    #[error("it does not name the marks of the file: a provider or a name is missing")]
+    #[error("it does not name the marks of the file: the provider or the name is missing")]
     NoMark,
     /// A path that no file has.
     #[error(

@@ -106,7 +106,7 @@ fn parse_marks(text: Piece<'_>) -> Result<ProgramCode, SpecError> {
             return Err(text.is(SpecProblem::NoMark));
         }
         check(piece, |c| {
-            c.is_ascii_alphanumeric() || "_.-*?[]!^".contains(c)
+            c.is_ascii_alphanumeric() || "_.$-*?[]!^".contains(c)
         })?;
     }
     check_path(path)?;

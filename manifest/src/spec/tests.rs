@@ -450,7 +450,7 @@ fn marks_of_programs_have_a_provider_and_a_name() {
     assert_eq!(marks("usdt:/a:b:c:*").0, "/a:b");
     assert_eq!(parsed("usdt:/a:c:x-y").kind, ProbeKind::Usdt);
 
-    let missing = "it does not name the marks of the file: a provider or a name is missing";
+    let missing = "it does not name the marks of the file: the provider or the name is missing";
     for text in ["usdt:/x", "usdt:/x:a", "usdt:/x::a", "usdt:/x:a:"] {
         let (error, _, help) = refused(text);
         assert_eq!(error, missing, "{text}");

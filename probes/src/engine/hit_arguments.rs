@@ -72,12 +72,8 @@ impl<'e> HitArguments<'e> {
         }
     }
 
-    /// The argument with `number` (from 0) that is in no register.
-    pub(crate) fn outside_registers(
-        &mut self,
-        hit: &mut HitContext<'_>,
-        number: usize,
-    ) -> OneArgument {
+    /// Where the argument with `number` (from 0) is.
+    pub(crate) fn one(&mut self, hit: &mut HitContext<'_>, number: usize) -> OneArgument {
         match self.at(hit) {
             FoundArguments::Registers => OneArgument::InRegister,
             FoundArguments::Read(arguments) => {

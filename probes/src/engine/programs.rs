@@ -71,7 +71,7 @@ impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> Option<u64> {
         if let Operand::Argument(argument) = operand {
             let number = usize::from(argument.number());
-            match self.arguments.outside_registers(self.hit, number) {
+            match self.arguments.one(self.hit, number) {
                 OneArgument::InRegister => (),
                 OneArgument::Known(value) => return Some(value),
                 OneArgument::Unknown => return None,

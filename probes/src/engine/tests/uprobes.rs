@@ -13,6 +13,7 @@ use super::{DATA, PLAIN, Rig, STACK, gpa, one, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::uprobes::code_hit::{CodeHit, Leaving};
 use crate::engine::uprobes::code_table::{CodePage, CodeSite, CodeTable};
+use crate::engine::uprobes::mark_values::MarkParam;
 use crate::registry::{Missed, Probe, Purpose};
 
 /// `mov [rdi], rax; ret`
@@ -187,6 +188,7 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
     };
     let rdi = Gpr::Rdi;
     let in_data = i64::try_from(DATA).expect("an address");
+    let (kernel, in_kernel) = one("f", &PLAIN);
     let operands = [
         operand(
             8,
@@ -203,13 +205,14 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
         // Nothing is mapped there.
         operand(8, false, memory(None, 0x7000_0000_0000)),
         operand(4, false, memory(None, in_data)),
+        // A program cannot read the kernel.
+        operand(8, false, memory(None, in_kernel.0.cast_signed())),
     ];
     let marked = |filter: &str| CodeSite {
         symbol: "a:b [/bin/x]".into(),
-        operands: Some(operands.into()),
+        operands: Some(MarkParam::all_of(&operands)),
         ..site(Purpose::Trace, filter)
     };
-    let (kernel, _) = one("f", &PLAIN);
     let rig = Rig::new(&kernel, &[]);
     rig.memory.put(DATA, &(-3_i32).to_le_bytes());
     let sites = [
@@ -243,6 +246,7 @@ fn hit_of_a_mark_has_the_values_of_the_mark() {
             "arg3 unknown None",
             "arg4 u64 None",
             "arg5 u32 Some(Integer(4294967293))",
+            "arg6 u64 None",
         ]
     );
     let arguments = hit.args.map(|argument| argument.0);

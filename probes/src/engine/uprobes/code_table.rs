@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use address::{Gpa, PAGE_BYTES};
-use inspect::{FileId, MarkOperand};
+use inspect::FileId;
 
+use super::mark_values::MarkParam;
 use crate::registry::Probe;
 
 /// A probed instruction.
@@ -20,7 +21,7 @@ pub(crate) struct CodeSite {
     /// The name in events.
     pub(crate) symbol: Arc<str>,
     /// The operands of the mark; `None` for an instruction that is no mark.
-    pub(crate) operands: Option<Arc<[Option<MarkOperand>]>>,
+    pub(crate) operands: Option<Arc<[MarkParam]>>,
 }
 
 impl CodeSite {

@@ -4,64 +4,76 @@ use std::sync::Arc;
 
 use address::Gva;
 use events::{Number, Param, Typed};
-use inspect::{MarkOperand, OperandPlace};
+use inspect::{MAX_OPERANDS, MarkOperand, OperandPlace};
 use introspect::{PagingState, PhysMemory, read_virt};
 use text::general_register;
 use vmm::kvm_regs;
 
-/// The values of a mark's operands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MarkValues(Vec<MarkValue>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct MarkValue {
-    type_name: &'static str,
-    is_signed: bool,
-    /// `None` for an operand that is not understood, or is not in memory.
-    value: Option<i64>,
+/// An operand of a mark with its name and type in events, made once for all hits.
+#[derive(Clone, Debug)]
+pub(crate) struct MarkParam {
+    /// `arg0`, as in the filters.
+    name: Arc<str>,
+    type_name: Arc<str>,
+    /// `None` if the operand is not understood.
+    operand: Option<MarkOperand>,
 }
 
-impl MarkValues {
-    /// Reads the values of `operands` for a program with `regs` and `paging`.
+impl MarkParam {
+    pub(crate) fn all_of(operands: &[Option<MarkOperand>]) -> Arc<[Self]> {
+        let param = |(number, operand): (usize, &Option<MarkOperand>)| Self {
+            name: format!("arg{number}").into(),
+            type_name: operand.map_or("unknown", |known| known.type_name()).into(),
+            operand: *operand,
+        };
+        operands.iter().enumerate().map(param).collect()
+    }
+}
+
+/// The values of a mark at a hit.
+pub(super) struct MarkValues<'p> {
+    params: &'p [MarkParam],
+    /// `None` behind the last operand, and for an operand that is not understood, or is not in memory.
+    values: [Option<i64>; MAX_OPERANDS],
+}
+
+impl<'p> MarkValues<'p> {
+    /// Reads the values of `params` for a program with `regs` and `paging`.
     pub(super) fn read(
         memory: &(impl PhysMemory + ?Sized),
         paging: &PagingState,
         regs: &kvm_regs,
-        operands: &[Option<MarkOperand>],
+        params: &'p [MarkParam],
     ) -> Self {
-        let read = |operand: &Option<MarkOperand>| match operand {
-            None => MarkValue {
-                type_name: "unknown",
-                is_signed: false,
-                value: None,
-            },
-            Some(operand) => MarkValue {
-                type_name: operand.type_name(),
-                is_signed: operand.is_signed,
-                value: raw(memory, paging, regs, operand).map(|raw| operand.value(raw)),
-            },
+        let value = |number: usize| {
+            let operand = params.get(number)?.operand?;
+            Some(operand.value(raw(memory, paging, regs, &operand)?))
         };
-        Self(operands.iter().map(read).collect())
+        Self {
+            params,
+            values: std::array::from_fn(value),
+        }
     }
 
     /// The first six, for filters and aggregates.
     pub(super) fn arguments(&self) -> [Option<u64>; 6] {
-        std::array::from_fn(|number| Some(self.0.get(number)?.value?.cast_unsigned()))
+        std::array::from_fn(|number| Some(self.values[number]?.cast_unsigned()))
     }
 
-    /// The values as parameters `arg0`, `arg1` and so on, as in the filters.
+    /// The values as parameters of the event.
     pub(super) fn params(&self) -> Vec<Param> {
-        let param = |(number, mark): (usize, &MarkValue)| Param {
-            name: format!("arg{number}").into(),
+        let params = self.params.iter().zip(self.values);
+        let param = |(param, value): (&MarkParam, Option<i64>)| Param {
+            name: Arc::clone(&param.name),
             typed: Typed {
-                value: mark.value.map(|value| match mark.is_signed {
-                    true => Number::signed(value),
-                    false => Number::unsigned(value.cast_unsigned()),
+                value: value.map(|value| match param.operand {
+                    Some(operand) if !operand.is_signed => Number::unsigned(value.cast_unsigned()),
+                    _ => Number::signed(value),
                 }),
-                ..Typed::without_value(Arc::from(mark.type_name))
+                ..Typed::without_value(Arc::clone(&param.type_name))
             },
         };
-        self.0.iter().enumerate().map(param).collect()
+        params.map(param).collect()
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) mod guest_files;
 pub(crate) mod hidden_code;
 mod hiding;
 mod lost_events;
-mod mark_values;
+pub(crate) mod mark_values;
 pub(crate) mod private_copies;
 mod report;
 mod returns;
@@ -260,6 +260,10 @@ impl Uprobes {
             let bound = target.bind(reader, file);
             if let Ok(found) = bound {
                 self.note_without_hits(target, file, found);
+                if found.unusable > 0 {
+                    // A program may pass the marks of damaged notes.
+                    target.probe.counters.miss(Missed::Unprotected);
+                }
             }
             let refused = bound.err();
             let is_known = target.refused == refused;
@@ -292,7 +296,7 @@ impl Uprobes {
                 "{guarded} marks of {path} with such names are passed only while their counters (semaphores) are not 0, and hyprobe changes no memory of programs: there are no hits unless a program in the guest raises the counters"
             )),
             (unusable > 0).then(|| format!(
-                "{unusable} notes about marks of {path} are damaged, or name an address without code: their marks have no hits"
+                "{unusable} notes about marks of {path} are damaged, or name an address without code: passes of their marks are no hits, and count as one miss"
             )),
         ];
         for text in texts.into_iter().flatten() {

@@ -127,8 +127,10 @@ impl Uprobes {
             match &probe.purpose {
                 Purpose::Trace => {
                     let (ip, symbol) = (Gva(regs.rip), Arc::clone(symbol));
-                    let read = arguments.at(&mut hit).outside_registers();
-                    let shown = values.map(|values| values.params()).zip(read);
+                    let shown = values.map(|values| {
+                        let arguments = values.arguments().map(|value| value.unwrap_or(0));
+                        (values.params(), arguments)
+                    });
                     self.records
                         .emit_in_program(&mut hit, probe, ip, symbol, depth, shown)?;
                 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
 use inspect::{
-    FileFunction, FileId, FileMark, FileMarks, FileReader, FileVersion, MarkOperand, NoCode,
-    OpenFile, Storage,
+    FileFunction, FileId, FileMark, FileMarks, FileReader, FileVersion, NoCode, OpenFile, Storage,
 };
 use introspect::insn::{NotABoundary, check_boundary};
 use manifest::{FilePlace, ProgramCode};
 
 use super::code_table::CodeSite;
+use super::mark_values::MarkParam;
 use crate::registry::{Missed, Probe, Purpose};
 
 /// The most files of a probe at once: a file that replaces another of the same path is another file.
@@ -80,7 +80,7 @@ struct BoundPlace {
     /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`, and of a mark `python:gc__start [/usr/bin/python3.11]`.
     symbol: Arc<str>,
     /// The operands of the mark; `None` for an instruction that is no mark.
-    operands: Option<Arc<[Option<MarkOperand>]>>,
+    operands: Option<Arc<[MarkParam]>>,
 }
 
 /// The probed instructions that a file has been found to have.
@@ -361,7 +361,7 @@ impl Target {
                     offset: mark.offset,
                     parts: Arc::default(),
                     symbol: format!("{}:{} [{path}]", mark.provider, mark.name).into(),
-                    operands: Some(mark.operands.into()),
+                    operands: Some(MarkParam::all_of(&mark.operands)),
                 };
                 Ok(FoundPlaces {
                     places: marks.into_iter().map(place).collect(),
