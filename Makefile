@@ -7,7 +7,7 @@ HYPROBE := $(TARGET_DIR)/x86_64-unknown-linux-gnu/release/hyprobe
 
 help:
 	@echo 'make demo      boot a stock Debian kernel and watch probes fire in it'
-	@echo 'make test      everything that is checked before a commit counts'
+	@echo 'make test      everything that is checked before a commit counts, with two stock kernels; STOCK=all: with all four'
 	@echo 'make build     the command alone: $(HYPROBE)'
 	@echo 'make dist      what is released: static binary, Debian package, man pages, completions, bill of materials, checksums, in $(TARGET_DIR)/dist'
 	@echo 'make setup     install what building, testing and nested runs need'

@@ -16,6 +16,8 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 export SOURCE_DATE_EPOCH
 umask 022
 
+scripts/deny.sh check
+
 # Directories of this machine are not part of the binary. A configuration file cannot name them, and Cargo's option trim-paths is
 # not stable yet.
 "$cargo" build --release --locked -p hyprobe --bin hyprobe --target "$target" --config \

@@ -44,6 +44,11 @@ const BREAKPOINT: Source = Source {
     text: include_str!("../workload/breakpoint.c"),
 };
 
+const DETECTOR: Source = Source {
+    name: "detector.c",
+    text: include_str!("../workload/detector.c"),
+};
+
 const THREADS: Source = Source {
     name: "threads.c",
     text: include_str!("../workload/threads.c"),
@@ -195,6 +200,15 @@ pub fn build_breakpoint(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "breakpoint", BREAKPOINT)
 }
 
+/// Compiles a program that looks for traces of probes into `out_dir/detector`. The head of `workload/detector.c` has the arguments and the output.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_detector(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "detector", DETECTOR)
+}
+
 /// Compiles a program of two threads that sleep until the end into `out_dir/threads`. The second thread has the name `second`.
 ///
 /// # Errors
@@ -330,6 +344,7 @@ mod tests {
             build_overhead,
             build_ground,
             build_breakpoint,
+            build_detector,
             build_threads,
         ] {
             assert!(build(dir.path()).expect("build").exists());

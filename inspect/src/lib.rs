@@ -27,8 +27,9 @@ pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
 pub use programs::{
-    FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion, FoundBy,
-    MAX_OPERANDS, MappedFiles, MarkOperand, NoCode, OpenFile, OperandPlace, ProgramFrame, Storage,
+    CounterReaders, FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion,
+    FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, MarkOperand, NoCode, OpenFile, OperandPlace,
+    ProgramFrame, Storage,
 };
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

@@ -12,15 +12,22 @@ pub const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off no
                                 random.trust_cpu=on lsm=";
 /// The further parameters for QEMU.
 ///
-/// - TCG derives the TSC from the host's TSC, so the kernel need not calibrate or watch the TSC.
-/// - init, and so every guest, keeps off the first CPU, because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
+/// - TCG derives the TSC from the host's TSC, so the kernel need not calibrate or watch the TSC, nor time its delay loop by the TSC.
+/// - pid 1's C library copies one page after the other: TCG looks up the address anew where the library copies several pages at once. The kernel
+///   gives parameters that it does not know to pid 1 as environment.
+/// - the first CPU boots alone. pid 1 then starts the others, and moves to them ([`crate::init::set_up`]): every guest keeps off the first CPU,
+///   because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
 /// - QEMU loses interrupts of a CPU that runs a guest. The timer of each CPU is therefore periodic: QEMU repeats the interrupt without the
 ///   kernel, and each delivers the lost ones too. A timer that the kernel arms for one interrupt at a time stops at the first loss.
-const QEMU_PARAMETERS: &str = "tsc=reliable isolcpus=0 highres=off nohz=off lapic=notscdeadline";
+const QEMU_PARAMETERS: &str = "tsc=reliable maxcpus=1 highres=off nohz=off lapic=notscdeadline \
+                                GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0xfffffffffffffff";
+/// The number of the kernel's timer interrupts in a second (`CONFIG_HZ` of Debian). With another number, the kernel's delays last longer or shorter.
+const TICKS_A_SECOND: u64 = 250;
 
-/// TCG emulates SVM with NPT, and no VMX.
+/// TCG emulates SVM with NPT, and no VMX. It executes `rep movsb` and `rep stosb` byte by byte, so the CPU does not offer them as fast: kernels
+/// clear and copy pages eight bytes at a time instead.
 const FIXED: &str = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
-                     -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
+                     -accel tcg,thread=multi -cpu max,+svm,+npt,-la57,-erms,-fsrm";
 
 /// The memory of Linux, of the program that is pid 1, and of the program's copy of the guest's kernel with the symbols.
 const OVERHEAD_BYTES: u64 = 512 << 20;
@@ -68,7 +75,8 @@ pub fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
 
 /// The frequency is measured on the host: on a busy host, the outer Linux would measure a wrong value, and have a wrong clock.
 fn command_line(tsc_khz: u64, parameters: &str) -> String {
-    format!("{COMMAND_LINE} {QEMU_PARAMETERS} tsc_early_khz={tsc_khz} {parameters}")
+    let delay = tsc_khz.saturating_mul(1000) / TICKS_A_SECOND;
+    format!("{COMMAND_LINE} {QEMU_PARAMETERS} tsc_early_khz={tsc_khz} lpj={delay} {parameters}")
 }
 
 #[cfg(test)]
@@ -83,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn first_cpu_is_added_and_isolated() {
+    fn first_cpu_is_added_and_boots_alone() {
         let machine = Machine {
             kernel: Path::new("k"),
             initramfs: Path::new("i"),
@@ -99,10 +107,15 @@ mod tests {
         assert_eq!((after("-smp"), after("-m")), ("3", "7M"));
         assert_eq!((after("-kernel"), after("-initrd")), ("k", "i"));
         let line = after("-append");
-        assert!(
-            line.contains(" isolcpus=0 highres=off nohz=off lapic=notscdeadline tsc_early_khz="),
-            "{line}"
-        );
+        for parameter in [" maxcpus=1 ", " highres=off nohz=off lapic=notscdeadline "] {
+            assert!(line.contains(parameter), "{line}");
+        }
+        let value = |name: &str| {
+            let words = line.split(' ');
+            let mut values = words.filter_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+            values.next().expect("a number")
+        };
+        assert_eq!(value("lpj="), value("tsc_early_khz=") * 4);
         assert!(line.ends_with(" quiet"), "{line}");
     }
 }

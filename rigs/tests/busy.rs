@@ -43,6 +43,11 @@ fn long_pauses_are_no_lockups() {
 }
 
 #[test]
+fn probe_in_a_program_comes_and_goes_and_leaves_nothing() {
+    check("debian-6.1", &["--only", "program", "--cycles", "100"]);
+}
+
+#[test]
 fn probes_come_and_go_and_no_hit_is_lost() {
     check("debian-6.1", &["--only", "soak", "--seconds", "20"]);
 }

@@ -26,7 +26,7 @@ const COMPLAINTS: [&str; 7] = [
 
 /// The command's time limit, for the guest's own kprobes the second. The command tells how far the guest came, at the latest 75 s later. The
 /// test runner kills a test without a word (`.config/nextest.toml`, which has the longer limits).
-const LIMIT: &str = "240s";
+const LIMIT: &str = "480s";
 const LIMIT_OF_KPROBES: &str = "780s";
 
 /// A stock kernel in the image cache.

@@ -22,6 +22,8 @@ const SOCKET: &str = "x.sock";
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mkdir -p /proc && $b mount -t proc proc /proc
+# The kernel prints nothing into the log.
+echo 1 >/proc/sys/kernel/printk
 echo 'log begins'; $b dmesg; echo 'log ends'
 page=$(( 0x$($b awk '$3 == "vfs_read" { print $1; exit }' /proc/kallsyms) & ~0xfff ))
 count=$($b od -A n -t u2 -j 56 -N 2 /proc/kcore)
@@ -113,7 +115,7 @@ struct Guest {
     console: String,
 }
 
-/// Starts the guest with two vCPUs. It has printed its log and its text, and then got a probe that hits.
+/// Starts the guest with two vCPUs. The guest has printed the log and the page of text; then a probe is added, and has a hit.
 fn start(stock: &Stock) -> Guest {
     let boot = Boot::with_script(stock, SCRIPT).cpus(2);
     let mut running = boot.option("--control", SOCKET).start();

@@ -47,6 +47,22 @@ struct Load {
     is_executable: bool,
 }
 
+/// A segment of code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Code {
+    /// The offsets in the file.
+    pub(super) offsets: Range<u64>,
+    /// The distance from an offset to its address.
+    moved: u64,
+}
+
+impl Code {
+    /// The offset in the file that the byte at `address` would have if the whole file were loaded as the code is.
+    pub(super) const fn offset_of(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.moved)
+    }
+}
+
 /// The parts of a file that stacks and names need. Addresses are those of the file, without the distance to where it is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Elf {
@@ -151,6 +167,15 @@ impl Elf {
     pub(super) fn code_offset_of(&self, address: u64) -> Option<u64> {
         let mut code = self.loads.iter().filter(|load| load.is_executable);
         code.find_map(|load| load.offset_of(address))
+    }
+
+    /// The segments of code.
+    pub(super) fn code(&self) -> impl Iterator<Item = Code> {
+        let code = self.loads.iter().filter(|load| load.is_executable);
+        code.map(|load| Code {
+            offsets: load.offset..load.offset.saturating_add(load.held),
+            moved: load.address.wrapping_sub(load.offset),
+        })
     }
 
     /// The symbol table that the file has besides the dynamic one, unless it was stripped.

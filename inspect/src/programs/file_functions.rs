@@ -6,7 +6,8 @@ use super::elf::Bytes;
 use super::files::FileKey;
 use super::loaded_file::LoadedFile;
 use super::mapped_file::FileReader;
-use super::marks::{self, FileMarks};
+use super::mark_counter::{self, CounterReaders};
+use super::marks::{self, FileMarks, MarkCounter};
 use super::no_code::NoCode;
 use super::open_file::FileId;
 use super::page_cache::CachedFile;
@@ -104,6 +105,17 @@ impl FileReader<'_> {
             }),
             (false, _) => Ok(found),
         }
+    }
+
+    /// The pages of the file with instructions that read `counters`: the pages of `known`, and pages that have come into memory since.
+    #[must_use]
+    pub fn counter_readers<'c>(
+        &self,
+        file: &FileId,
+        counters: impl Iterator<Item = &'c MarkCounter>,
+        known: &CounterReaders,
+    ) -> CounterReaders {
+        mark_counter::readers(&InCache(self.cached(file)), counters, known)
     }
 
     /// The headers and functions of the file, which are read once for each version of the contents.

@@ -24,8 +24,6 @@ use crate::tasks::{TaskList, TaskListError};
 const OVERLAY: u64 = 0x794c_7630;
 const HUGE: u64 = 0x9584_58f6;
 const FUSE: u64 = 0x6573_5546;
-/// `FMODE_BACKING` of `file.f_mode`.
-const BACKING: u64 = 1 << 25;
 /// `S_DAX` of `inode.i_flags`.
 const DAX: u64 = 1 << 13;
 
@@ -40,8 +38,6 @@ pub struct FileLayout {
     /// `super_block.s_magic` and `inode.i_flags`.
     magic: Slot,
     flags: Slot,
-    /// `file.f_mode`, if the kernel marks the files that overlays open (since 6.5).
-    mode: Option<Slot>,
     folio: FolioLayout,
     /// The tables of functions read so far.
     pub(super) known: ProgramFiles,
@@ -61,10 +57,6 @@ impl FileLayout {
             paths: PathLayout::new(types)?,
             magic: StructType::named(types, "super_block")?.slot("s_magic")?,
             flags: StructType::named(types, "inode")?.slot("i_flags")?,
-            mode: match StructType::named(types, "backing_file") {
-                Ok(_) => Some(StructType::named(types, "file")?.slot("f_mode")?),
-                Err(_) => None,
-            },
             folio: FolioLayout::new(types)?,
             known: ProgramFiles::default(),
         })
@@ -147,7 +139,6 @@ impl<'v> FileReader<'v> {
             version: cache.version(&self.reads, inode)?,
             path: self.layout.paths.of(&self.reads, file)?,
             storage: match magic {
-                _ if self.is_below_overlay(file)? => Storage::Overlay,
                 OVERLAY => Storage::Overlay,
                 HUGE => Storage::HugePages,
                 FUSE => Storage::Fuse,
@@ -157,15 +148,11 @@ impl<'v> FileReader<'v> {
         }))
     }
 
-    /// Whether the `struct file` at `file` was opened by an overlay file system, for a file of its own: the kernel maps these in place of the
-    /// overlay's files.
-    fn is_below_overlay(&self, file: Gva) -> Result<bool, ReadsError> {
-        let layout = self.layout;
-        if let Some(mode) = layout.mode {
-            return Ok(self.reads.number(file, mode)? & BACKING != 0);
-        }
-        let opened_in = layout.paths.file_system(&self.reads, file)?;
-        Ok(self.reads.number(opened_in, layout.magic)? == OVERLAY)
+    /// The `struct file` of the mapping at `area`, a `vm_area_struct`; `None` if the mapping has no file.
+    #[must_use]
+    pub fn file_of(&self, area: Gva) -> Option<Gva> {
+        let file = self.layout.mappings.file_of(&self.reads, area);
+        file.ok().flatten()
     }
 
     /// The `address_space` of the `struct file` at `file`.
@@ -263,8 +250,7 @@ pub(super) mod tests {
     use super::*;
     use crate::fake::{Fake, at};
     use crate::programs::reader_tests::{
-        AREA, DENTRY, FILE, FOLIOS, HEADERS, INODE, MM, OTHER_SUPER_BLOCK, PAGES, PG_HEAD,
-        SUPER_BLOCK, cache, kernel,
+        AREA, FILE, FOLIOS, HEADERS, INODE, MM, PAGES, PG_HEAD, SUPER_BLOCK, cache, kernel,
     };
 
     /// The folio in the cache, and its page.
@@ -377,14 +363,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn file_that_an_overlay_has_opened_is_in_the_overlay() {
+    fn mapping_has_the_file_that_it_names() {
         let mut fake = kernel();
-        fake.put64(SUPER_BLOCK, 0xef53);
-        // The directory entry is the overlay's.
-        fake.point(DENTRY + 56, OTHER_SUPER_BLOCK);
-        assert_eq!(open(&fake).storage, Storage::PageCache);
-        fake.put64(OTHER_SUPER_BLOCK, OVERLAY);
-        assert_eq!(open(&fake).storage, Storage::Overlay);
+        let file = |fake: &Fake| with(fake, |reader| reader.file_of(at(AREA)));
+        assert_eq!(file(&fake), Some(at(FILE)));
+        fake.put64(AREA + 0x40, 0);
+        assert_eq!(file(&fake), None);
     }
 
     #[test]

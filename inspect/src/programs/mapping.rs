@@ -120,7 +120,7 @@ impl MappingLayout {
                 },
             };
             if let Some(area) = area
-                && let Some(file) = reads.pointer(area, self.file)?
+                && let Some(file) = self.file_of(reads, area)?
             {
                 let copied = match reads.pointer(area, self.own_pages)? {
                     Some(_) => Some(self.pages(reads, area)?),
@@ -132,6 +132,11 @@ impl MappingLayout {
             next = last.checked_add(1).filter(|next| *next > address);
         }
         Ok(files)
+    }
+
+    /// The `struct file` of the mapping at `area`.
+    pub(super) fn file_of(&self, reads: &Reads<'_>, area: Gva) -> Result<Option<Gva>, ReadsError> {
+        reads.pointer(area, self.file)
     }
 
     /// The pages of the file that the mapping at `area` has.
@@ -162,7 +167,7 @@ impl MappingLayout {
         if !(start..end).contains(&address) {
             return Ok(None);
         }
-        let file = reads.pointer(area, self.file)?;
+        let file = self.file_of(reads, area)?;
         let offset = reads.number(area, self.page)?.wrapping_mul(PAGE_BYTES);
         Ok(Some(Mapping {
             start,

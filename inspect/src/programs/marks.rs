@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Range;
 
 use introspect::glob_matches;
 
@@ -37,8 +38,19 @@ pub struct FileMark {
     pub name: String,
     /// The values that the program has for the mark; `None` for each that is not understood.
     pub operands: Vec<Option<MarkOperand>>,
-    /// Whether the program passes the mark only while a counter in its memory, which tracers raise, is not zero.
-    pub has_semaphore: bool,
+    /// The counter in the program's memory, which tracers raise (a semaphore): the program passes the mark only while the counter is not zero.
+    /// One for each segment of code; none if the mark has no counter.
+    pub counters: Vec<MarkCounter>,
+}
+
+/// The counter of a mark, for the instructions of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkCounter {
+    /// The place, as if the whole file were loaded as the segment is: for an instruction at the offset `o` and the address `a`, the counter is at
+    /// `a - o + offset`.
+    pub offset: u64,
+    /// The offsets in the file of the segment.
+    pub code: Range<u64>,
 }
 
 /// The marks of a file with names of two patterns.
@@ -81,13 +93,21 @@ pub(super) fn read(elf: &Elf, file: &dyn Bytes, provider: &str, name: &str) -> O
         return Some(FileMarks::default());
     };
     let bytes = table(file, &notes.bytes)?;
-    let offset_of = |note: &Note<'_>| {
-        // A note without a base has an address that nothing has moved.
+    let place_of = |note: &Note<'_>| {
+        // A note without a base has addresses that nothing has moved.
         let moved = match (&base, note.base) {
             (None, _) | (_, 0) => 0,
             (Some(base), at) => base.address.wrapping_sub(at),
         };
-        elf.code_offset_of(note.address.wrapping_add(moved))
+        let address = note.address.wrapping_add(moved);
+        let counter = (note.semaphore != 0).then(|| note.semaphore.wrapping_add(moved));
+        let counters = counter.into_iter().flat_map(|counter| {
+            elf.code().map(move |code| MarkCounter {
+                offset: code.offset_of(counter),
+                code: code.offsets,
+            })
+        });
+        Some((elf.code_offset_of(address)?, counters.collect()))
     };
     let mut found = FileMarks::default();
     let mut numbers = BTreeMap::<_, usize>::new();
@@ -99,7 +119,7 @@ pub(super) fn read(elf: &Elf, file: &dyn Bytes, provider: &str, name: &str) -> O
         if !glob_matches(provider, note.provider) || !glob_matches(name, note.name) {
             continue;
         }
-        let Some(offset) = offset_of(&note) else {
+        let Some((offset, counters)) = place_of(&note) else {
             found.unusable += 1;
             continue;
         };
@@ -114,7 +134,7 @@ pub(super) fn read(elf: &Elf, file: &dyn Bytes, provider: &str, name: &str) -> O
                     provider: note.provider.to_owned(),
                     name: note.name.to_owned(),
                     operands,
-                    has_semaphore: note.semaphore != 0,
+                    counters,
                 });
             }
         }

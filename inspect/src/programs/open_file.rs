@@ -54,7 +54,7 @@ pub struct OpenFile {
 pub enum Storage {
     /// In the page cache of the file itself.
     PageCache,
-    /// In the page cache of another file, below the overlay.
+    /// In the page cache of another file, below an overlay. Programs map that file instead.
     Overlay,
     /// Huge pages.
     HugePages,

@@ -16,17 +16,77 @@ const MAX_NAME_BYTES: usize = 256;
 /// What the kernel appends to the path of a file without a name in its directory.
 const DELETED: &str = " (deleted)";
 
+/// `FMODE_BACKING` of `file.f_mode`: the upper bit before 6.14, and the lower one since. Files of other kinds have one of the bits, too.
+const BACKING: u64 = 3 << 24;
+/// `FMODE_NOACCOUNT`, which each such file has.
+const NOT_COUNTED: u64 = 1 << 29;
+
+/// A `struct path`.
+#[derive(Debug)]
+struct PathSlots {
+    mount: Slot,
+    entry: Slot,
+}
+
+impl PathSlots {
+    fn new(holder: &StructType<'_>, name: &str) -> Result<Self, NoType> {
+        Ok(Self {
+            mount: holder.slot(&format!("{name}.mnt"))?,
+            entry: holder.slot(&format!("{name}.dentry"))?,
+        })
+    }
+
+    fn read(&self, reads: &Reads<'_>, holder: Gva) -> Result<(Gva, Gva), ReadsError> {
+        let mount = reads.number(holder, self.mount)?;
+        let entry = reads.number(holder, self.entry)?;
+        Ok((Gva(mount), Gva(entry)))
+    }
+}
+
+/// The path of a file that an overlay has opened for a file of its own, as the overlay's users know it: since 6.7, `f_path` has the path below the overlay.
+#[derive(Debug)]
+struct OverlayPath {
+    /// `file.f_mode`.
+    mode: Slot,
+    /// `backing_file.user_path`. The `struct file` is the first member.
+    path: PathSlots,
+    /// `vfsmount.mnt_sb` and `dentry.d_sb`.
+    mounted: Slot,
+    file_system: Slot,
+}
+
+impl OverlayPath {
+    fn new(btf: &Btf) -> Result<Self, NoType> {
+        Ok(Self {
+            mode: StructType::named(btf, "file")?.slot("f_mode")?,
+            path: PathSlots::new(&StructType::named(btf, "backing_file")?, "user_path")?,
+            mounted: StructType::named(btf, "vfsmount")?.slot("mnt_sb")?,
+            file_system: StructType::named(btf, "dentry")?.slot("d_sb")?,
+        })
+    }
+
+    /// The mount and the entry of the path; `None` if the `struct file` at `file` is of another kind.
+    fn read(&self, reads: &Reads<'_>, file: Gva) -> Option<(Gva, Gva)> {
+        let mode = reads.number(file, self.mode).ok()?;
+        (mode & BACKING != 0 && mode & NOT_COUNTED != 0).then_some(())?;
+        let (mount, entry) = self.path.read(reads, file).ok()?;
+        // A file of another kind ends before such a path.
+        let mounted = reads.number(mount, self.mounted).ok()?;
+        let file_system = reads.number(entry, self.file_system).ok()?;
+        (mounted == file_system && mounted != 0).then_some((mount, entry))
+    }
+}
+
 /// The members from a `struct file` to its path.
 #[derive(Debug)]
 pub(super) struct PathLayout {
-    mount: Slot,
-    entry: Slot,
+    path: PathSlots,
+    /// `None` in a kernel whose `f_path` has the overlay's path.
+    of_overlay: Option<OverlayPath>,
     /// `dentry`: the directory, the name, and the link that a file without a name lacks.
     parent: Slot,
     name: Slot,
     linked: Slot,
-    /// `dentry.d_sb`.
-    file_system: Slot,
     /// `vfsmount.mnt_root`.
     root: Slot,
     /// The `vfsmount` within `struct mount`, bytes.
@@ -44,12 +104,11 @@ impl PathLayout {
         let root = StructType::named(btf, "vfsmount")?.slot("mnt_root")?;
         let within = mount.slot("mnt.mnt_root")?.at();
         Ok(Self {
-            mount: file.slot("f_path.mnt")?,
-            entry: file.slot("f_path.dentry")?,
+            path: PathSlots::new(&file, "f_path")?,
+            of_overlay: OverlayPath::new(btf).ok(),
             parent: entry.slot("d_parent")?,
             name: entry.slot("d_name.name")?,
             linked: entry.slot("d_hash.pprev")?,
-            file_system: entry.slot("d_sb")?,
             root,
             embedded: within.saturating_sub(root.at()) as u64,
             outer: mount.slot("mnt_parent")?,
@@ -57,17 +116,15 @@ impl PathLayout {
         })
     }
 
-    /// The `super_block` in which the file was opened. The contents may be those of a file in another.
-    pub(super) fn file_system(&self, reads: &Reads<'_>, file: Gva) -> Result<Gva, ReadsError> {
-        let entry = Gva(reads.number(file, self.entry)?);
-        Ok(Gva(reads.number(entry, self.file_system)?))
-    }
-
     /// The path from the root of all mounts; that of a file without a directory, such as a memfd, has no slash before its name.
     pub(super) fn of(&self, reads: &Reads<'_>, file: Gva) -> Result<String, ReadsError> {
         let embedded_in = |mount: u64| Gva(mount.wrapping_sub(self.embedded));
-        let mut mount = Gva(reads.number(file, self.mount)?);
-        let mut entry = Gva(reads.number(file, self.entry)?);
+        let of_overlay = self.of_overlay.as_ref();
+        let in_overlay = of_overlay.and_then(|overlay| overlay.read(reads, file));
+        let (mut mount, mut entry) = match in_overlay {
+            Some(path) => path,
+            None => self.path.read(reads, file)?,
+        };
         let is_deleted = reads.number(entry, self.linked)? == 0;
         let mut parts = Vec::new();
         let mut has_root = false;
@@ -127,17 +184,21 @@ mod tests {
         let mut blob = Blob::new();
         let long = blob.int("unsigned long", 8);
         let path = blob.structure("path", 16, &[("mnt", long, 0), ("dentry", long, 8)]);
-        blob.structure("file", 32, &[("f_path", path, 16)]);
+        let file = [("f_mode", long, 0), ("f_path", path, 16)];
+        let file = blob.structure("file", 32, &file);
+        let backing = [("file", file, 0), ("user_path", path, 32)];
+        blob.structure("backing_file", 48, &backing);
         let name = blob.structure("qstr", 16, &[("name", long, 8)]);
         let link = blob.structure("hlist_bl_node", 16, &[("pprev", long, 8)]);
         let members = [
             ("d_hash", link, 0),
             ("d_parent", long, 16),
             ("d_name", name, 24),
-            ("d_sb", long, 56),
+            ("d_sb", long, 40),
         ];
         blob.structure("dentry", 64, &members);
-        let inner = blob.structure("vfsmount", 8, &[("mnt_root", long, 0)]);
+        let inner = [("mnt_root", long, 0), ("mnt_sb", long, 8)];
+        let inner = blob.structure("vfsmount", 16, &inner);
         let members = [
             ("mnt_parent", long, 0),
             ("mnt_mountpoint", long, 8),
@@ -181,6 +242,33 @@ mod tests {
         assert_eq!(path(&fake), "/lib/c.so");
         fake.put64(ENTRIES[3] + 8, 0);
         assert_eq!(path(&fake), "/lib/c.so (deleted)");
+    }
+
+    #[test]
+    fn file_below_an_overlay_has_the_path_in_the_overlay() {
+        let mut fake = kernel();
+        fake.point(FILE + 32, MOUNTS[0] + 16);
+        fake.point(FILE + 40, ENTRIES[1]);
+        for at in [MOUNTS[0] + 24, ENTRIES[1] + 40] {
+            fake.put64(at, 0x5b);
+        }
+        // Of 6.12 and 7.2; without the bit; with the bits of a file of a watched file system, which is not longer than others, since 6.14.
+        for (mode, is_below) in [
+            (0x2200_801d, true),
+            (0x2100_801d, true),
+            (0x2000_801d, false),
+            (0x0600_801d, false),
+        ] {
+            fake.put64(FILE, mode);
+            let wanted = if is_below { "/lib" } else { "/lib/c.so" };
+            assert_eq!(path(&fake), wanted, "{mode:#x}");
+        }
+        // What follows a `struct file` is no path.
+        fake.put64(FILE, 0x2600_801d);
+        fake.put64(MOUNTS[0] + 24, 0x5c);
+        assert_eq!(path(&fake), "/lib/c.so");
+        fake.put64(FILE + 32, 7);
+        assert_eq!(path(&fake), "/lib/c.so");
     }
 
     #[test]

@@ -18,7 +18,6 @@ pub(super) const PAGES: u64 = 0x500;
 pub(super) const INODE: u64 = 0x600;
 pub(super) const SUPER_BLOCK: u64 = 0x640;
 pub(super) const DENTRY: u64 = 0x680;
-pub(super) const OTHER_SUPER_BLOCK: u64 = 0x780;
 const MOUNT: u64 = 0x700;
 pub(super) const FOLIOS: u64 = 0x2000;
 pub(super) const HEADERS: u64 = 0x8000;

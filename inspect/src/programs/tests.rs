@@ -1,11 +1,13 @@
 //! A real program in a vector: its headers, names and unwind rules, whole and damaged.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-use address::Gva;
+use address::{Gva, PAGE_BYTES};
 use proptest::prelude::*;
 
 use super::elf::{Bytes, Elf};
+use super::mark_counter::{self, CounterReaders};
 use super::marks;
 use super::registers::{IP, ProgramRegisters, SP};
 use super::symbols::{Found, Functions, NamedFunction};
@@ -286,7 +288,7 @@ fn marks_of_a_compiled_program_are_at_their_instructions() {
     let start = elf.offset_of(address).expect("loaded");
     let all = found("count*", "*");
     let names: Vec<&str> = all.iter().map(|mark| &*mark.name).collect();
-    assert_eq!(names, ["enter", "guarded", "leave"]);
+    assert_eq!(names, ["enter", "held", "leave", "guarded"]);
     assert!(all.iter().all(|mark| mark.provider == "counted"));
     assert_eq!(all[0].offset, start);
     // Each mark is a `nop`.
@@ -295,11 +297,21 @@ fn marks_of_a_compiled_program_are_at_their_instructions() {
         file.read(mark.offset, &mut code).expect("in the file");
         assert_eq!(code, [0x90], "{mark:?}");
     }
-    let guarded = all.iter().map(|mark| mark.has_semaphore);
-    assert_eq!(guarded.collect::<Vec<_>>(), [false, true, false]);
+    let counters: Vec<_> = all.iter().map(|mark| &mark.counters[..]).collect();
+    let [[], [held], [], [guarded]] = counters[..] else {
+        panic!("two marks have counters: {counters:?}");
+    };
+    assert_eq!(held.offset, guarded.offset + 2);
+    let both = [guarded, held].into_iter();
+    let readers = mark_counter::readers(&file, both, &CounterReaders::default());
+    // The functions that write to the counters, and pass one of the marks, are elsewhere.
+    let read = BTreeSet::from([guarded.offset, held.offset]);
+    assert_eq!(readers.pages, BTreeMap::from([(start / PAGE_BYTES, read)]));
+    assert!(![1, 3].iter().any(|it| readers.is_guarded(counters[*it])));
+    assert_eq!((readers.absent, readers.left_out), (0, 0));
     let operands = all.iter().map(|mark| mark.operands.len());
-    assert_eq!(operands.collect::<Vec<_>>(), [3, 0, 2]);
-    assert_eq!(found("counted", "leave"), all[2..]);
+    assert_eq!(operands.collect::<Vec<_>>(), [3, 1, 2, 0]);
+    assert_eq!(found("counted", "leave"), all[2..3]);
     assert_eq!(found("other", "*"), []);
 }
 

@@ -7,7 +7,8 @@
 //! [`relocation`] says whether a copy of the instruction has the same effect, and [`is_plain`]
 //! whether a copy has the same effect at any address. [`next_places`] returns the places where the
 //! processor can be after the hardware has executed the original instruction. [`ends_with_call`]
-//! says whether an address may be a return address.
+//! says whether an address may be a return address. [`relative_address`] and [`relative_use`]
+//! describe a RIP-relative operand in memory.
 //!
 //! The emulator is exact or absent. If the emulator cannot match the hardware exactly (a value that
 //! the manuals leave undefined and processors disagree on, an exception, a locked access), the
@@ -30,6 +31,7 @@ mod next;
 mod plain;
 mod port;
 mod reason;
+mod relative;
 mod relocate;
 mod system;
 
@@ -44,6 +46,7 @@ pub use next::{Next, next_places, tables_after};
 pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
 pub use reason::Reason;
+pub use relative::{MemoryUse, relative_address, relative_use};
 pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
 pub use system::{
     CastShadow, DescriptorTable, Msr, SegmentRegister, Segments, System, SystemChanges,

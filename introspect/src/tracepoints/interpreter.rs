@@ -115,19 +115,23 @@ impl<'r> Interpreter<'r> {
     /// If there is none.
     pub(super) fn decode(&mut self) -> Result<Decoded, Uninterpreted> {
         let at = self.rip;
-        instruction(at, self.memory.guest()).ok_or(Uninterpreted::NoCode { at })
+        let mut read = |at, bytes: &mut [u8]| self.memory.read_code(at, bytes);
+        instruction(at, &mut read).ok_or(Uninterpreted::NoCode { at })
     }
 
     /// Whether the next instruction may be a call whose first byte the guest has replaced by an `int3` to change the call: as a call, the
     /// instruction would lead to readable memory.
     pub(super) fn is_patched_call(&mut self) -> bool {
         let mut distance = [0; 4];
-        if !self.memory.guest()(self.rip.wrapping_add(1), &mut distance) {
+        if !self
+            .memory
+            .read_code(self.rip.wrapping_add(1), &mut distance)
+        {
             return false;
         }
         let distance = i64::from(i32::from_le_bytes(distance));
         let target = self.rip.wrapping_add(5).0.wrapping_add_signed(distance);
-        self.memory.guest()(Gva(target), &mut [0])
+        self.memory.read_code(Gva(target), &mut [0])
     }
 
     /// Interprets an instruction that [`decode`](Self::decode) has returned.

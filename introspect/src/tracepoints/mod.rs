@@ -10,6 +10,7 @@ mod field_type;
 mod interpreter;
 mod labels;
 mod layout;
+mod lines;
 mod module;
 mod record_layout;
 mod record_values;

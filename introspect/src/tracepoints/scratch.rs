@@ -9,6 +9,7 @@ use std::ops::Bound::{Excluded, Included};
 use address::Gva;
 
 use super::calls::ReadCode;
+use super::lines::Lines;
 
 /// The first private byte.
 pub(super) const PRIVATE: Gva = Gva(0xffff_8000_6d79_0000);
@@ -29,8 +30,7 @@ pub(super) struct Scratch<'r> {
     left_to_store: usize,
     /// Whether an access was refused because of a limit.
     is_spent: bool,
-    /// Reads guest memory.
-    read: ReadCode<'r>,
+    guest: Lines<'r>,
 }
 
 /// Eight bytes, of which some are written.
@@ -49,7 +49,7 @@ impl<'r> Scratch<'r> {
             left: MAX_READ_BYTES,
             left_to_store: MAX_STORED_BYTES,
             is_spent: false,
-            read,
+            guest: Lines::new(read),
         }
     }
 
@@ -58,9 +58,9 @@ impl<'r> Scratch<'r> {
         self.is_spent
     }
 
-    /// Reads guest memory, without the written bytes.
-    pub(super) fn guest(&mut self) -> ReadCode<'_> {
-        self.read
+    /// Reads code of the guest, without the written bytes; `false` if it cannot be read.
+    pub(super) fn read_code(&mut self, at: Gva, buf: &mut [u8]) -> bool {
+        self.guest.read_code(at, buf)
     }
 
     /// Reads memory as the code has left it; `false` if it cannot be read, or the code has read too much.
@@ -80,7 +80,7 @@ impl<'r> Scratch<'r> {
         }
         if is_private(at, buf.len()) {
             buf.fill(0);
-        } else if !(self.read)(at, buf) {
+        } else if !self.guest.read_data(at, buf) {
             return false;
         }
         self.lay_over(at, buf);

@@ -15,7 +15,8 @@ use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::uprobes::Uprobes;
-use crate::engine::uprobes::code_hit::{Leaving, OnPage};
+use crate::engine::uprobes::code_hit::{CodeHit, OnPage};
+use crate::engine::uprobes::mark_counter::{RaisedCounter, ReadCounter};
 use crate::engine::watch::Watches;
 use crate::engine::watch::lifted::Lifted;
 use crate::plant_table::{Plant, own_instruction};
@@ -60,6 +61,8 @@ fn delays_debug_register(state: &SystemState, decoded: &Decoded) -> bool {
     state.privilege == PROGRAM && decoded.instruction().op0_register() == Register::SS
 }
 
+/// RFLAGS.TF.
+const TRAP_FLAG: u64 = 1 << 8;
 /// The most instructions that one exit of a program executes: interrupts for the vCPU wait as long.
 const MOST_EMULATED: usize = 256;
 
@@ -123,12 +126,12 @@ impl ProtectedAccesses {
         decoded: &Decoded,
     ) -> Result<OnPage, GuestError> {
         match code {
-            Some(gpa) => self.uprobes.at_instruction(vcpu, gpa, Leaving::of(decoded)),
+            Some(gpa) => self.uprobes.at_instruction(vcpu, gpa, Some(decoded)),
             None => Ok(OnPage::NoHit),
         }
     }
 
-    /// Emulates an instruction, and reports its hits. An instruction that faults has not been executed: it hits when the guest executes it
+    /// Emulates an instruction, and reports its hits. An instruction that faults has not been executed: the hit comes when the guest executes the instruction
     /// again. If the page is another's by now, the others must be paused, as for an instruction that the emulator does not know.
     fn emulate(
         &self,
@@ -136,14 +139,62 @@ impl ProtectedAccesses {
         decoded: &Decoded,
         hit: OnPage,
     ) -> Result<Passed, GuestError> {
-        if matches!(hit, OnPage::Outdated) {
-            return Ok(Passed::MustStep);
-        }
-        let passed = self.watches.pass_after_exit(vcpu, decoded)?;
-        if let (Passed::Emulated, OnPage::Hit(hit)) = (passed, hit) {
+        let hit = match hit {
+            OnPage::Outdated => return Ok(Passed::MustStep),
+            OnPage::Hit(hit) => Some(hit),
+            OnPage::NoHit => None,
+        };
+        let counter = hit.as_ref().and_then(|hit| hit.counter.as_ref());
+        let passed = match counter {
+            Some(counter) => self.pass_raised(vcpu, decoded, counter)?,
+            None => self.watches.pass_after_exit(vcpu, decoded, None)?,
+        };
+        if let (Passed::Emulated, Some(hit)) = (passed, hit) {
             self.uprobes.report(vcpu, &hit, Tier::Emulated)?;
         }
         Ok(passed)
+    }
+
+    /// Emulates an instruction that reads the counter of probed marks, and finds the counter raised.
+    fn pass_raised(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        decoded: &Decoded,
+        counter: &ReadCounter,
+    ) -> Result<Passed, GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let found = walk(&self.running.planter, &paging, counter.at);
+        let raised = found.ok().map(|found| RaisedCounter::new(found.gpa));
+        let passed = self
+            .watches
+            .pass_after_exit(vcpu, decoded, raised.as_ref())?;
+        if matches!(passed, Passed::Emulated) && !raised.is_some_and(|it| it.was_read()) {
+            // The kernel has moved the counter meanwhile.
+            counter.miss();
+        }
+        Ok(passed)
+    }
+
+    /// Lets the emulator execute an instruction once more that the hardware has executed, and that has read the counter of probed marks. An
+    /// instruction that only reads may be executed twice, and the hardware has set the accessed bits for which the emulator waits.
+    fn read_again(&self, vcpu: &mut dyn Vcpu, hit: &CodeHit) -> Result<(), GuestError> {
+        let Some(counter) = &hit.counter else {
+            return Ok(());
+        };
+        let (before, after) = (hit.regs, vcpu.regs()?);
+        let state = vcpu.system_state()?;
+        let found = self.instruction_at(&state, Gva(before.rip));
+        // A single-stepped program has gone on into the kernel.
+        let decoded = found.filter(|(decoded, _)| decoded.next() == Gva(after.rip));
+        if let Some((decoded, _)) = decoded.filter(|_| before.rflags & TRAP_FLAG == 0) {
+            vcpu.set_regs(&before)?;
+            if matches!(self.pass_raised(vcpu, &decoded, counter)?, Passed::Emulated) {
+                return Ok(());
+            }
+            vcpu.set_regs(&after)?;
+        }
+        counter.miss();
+        Ok(())
     }
 
     /// Whether any page is protected.
@@ -226,8 +277,8 @@ impl ProtectedAccesses {
         if written.is_empty() {
             // The emulator has read no byte, and cannot say which page the instruction reads.
             let hidden = self.uprobes.hidden.table.load();
-            let sites = hidden.iter().flat_map(|(_, page)| &page.sites);
-            self.uprobes.copies.on_read(vcpu, sites)?;
+            let probes = hidden.iter().flat_map(|(_, page)| &page.probes);
+            self.uprobes.copies.on_read(vcpu, probes)?;
         }
         let memory = self.running.memory.as_ref();
         let lifted = Lifted::new(&table, &memory, vcpu.regs()?, event);
@@ -240,6 +291,7 @@ impl ProtectedAccesses {
         if executed == Executed::Many {
             self.uprobes.miss_all();
         } else if let (OnPage::Hit(hit), InPlace::Executed) = (hit, in_place) {
+            self.read_again(vcpu, &hit)?;
             self.uprobes.report(vcpu, &hit, Tier::Stepped)?;
         }
         if let Some(lifted) = lifted {
@@ -264,8 +316,8 @@ impl ProtectedAccesses {
         match self.spot_of(&state, at) {
             Some(spot) => {
                 let decoded = self.instruction_at(&state, at);
-                let leaving = decoded.map_or(Leaving::Never, |(decoded, _)| Leaving::of(&decoded));
-                self.uprobes.at_instruction(vcpu, spot.gpa, leaving)
+                let decoded = decoded.as_ref().map(|(decoded, _)| decoded);
+                self.uprobes.at_instruction(vcpu, spot.gpa, decoded)
             }
             None => Ok(OnPage::NoHit),
         }

@@ -9,7 +9,8 @@ use crate::kernel::Kernel;
 /// An event of the kernel with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileEvent {
-    /// A program is about to map a file.
+    /// A program has made a mapping. The kernel holds the lock of the program's mappings, so no thread can use the mapping yet. The kernel also calls
+    /// the function behind a change of a mapping's rights: the engine knows the file by then.
     Mapped,
     /// A page is about to be added to a file.
     Added(Adder),
@@ -41,7 +42,7 @@ pub(crate) enum Mover {
 /// The arguments of a function that an event needs, as indices of registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileArguments {
-    Mapped { file: u8 },
+    Mapped { area: u8 },
     Added { mapping: u8, folio: u8, first: u8 },
     Moved { mapping: u8, from: u8, to: u8 },
 }
@@ -78,7 +79,7 @@ impl FileEvent {
 
     pub(crate) const fn function(self) -> &'static str {
         match self {
-            Self::Mapped => "do_mmap",
+            Self::Mapped => "perf_event_mmap",
             Self::Added(Adder::Folio) => "__filemap_add_folio",
             Self::Added(Adder::Page) => "__add_to_page_cache_locked",
             Self::Added(Adder::Shmem) => "shmem_add_to_page_cache",
@@ -90,12 +91,13 @@ impl FileEvent {
 
     /// Where the arguments are, by the kernel's types; `None` if the types do not say.
     pub(crate) fn arguments(self, kernel: &Kernel) -> Option<FileArguments> {
-        let signature = kernel.signature(self.function()).ok()?;
-        let register = |names: &[&str]| register_of(&signature, names);
+        let register = |names: &[&str]| {
+            let signature = kernel.signature(self.function()).ok()?;
+            register_of(&signature, names)
+        };
         Some(match self {
-            Self::Mapped => FileArguments::Mapped {
-                file: register(&["file"])?,
-            },
+            // The only argument. The types of 5.10 do not have the function.
+            Self::Mapped => FileArguments::Mapped { area: 0 },
             Self::Added(_) => FileArguments::Added {
                 mapping: register(&["mapping"])?,
                 folio: register(&["folio", "page"])?,

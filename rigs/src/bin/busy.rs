@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hyprobe_rigs::busy::{Busy, BusyError, Heat, Soak};
+use hyprobe_rigs::busy::{Busy, BusyError, Cycles, Heat, Soak};
 use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
 
@@ -27,6 +27,9 @@ struct Arguments {
     /// vCPUs of the guest.
     #[arg(long, default_value_t = 2)]
     cpus: u8,
+    /// With `program`: how often a probe comes and goes.
+    #[arg(long, default_value_t = 200)]
+    cycles: u32,
     /// Seconds of registering, switching and removing probes.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
@@ -62,6 +65,9 @@ fn run(arguments: Arguments) -> Result<usize, BusyError> {
         initrd: &arguments.initrd,
         only: &arguments.only,
         cpus: arguments.cpus,
+        cycles: Cycles {
+            count: arguments.cycles,
+        },
         soak: Soak {
             seconds: arguments.seconds,
             seed: arguments.seed,

@@ -7,6 +7,7 @@ pub(crate) mod counting;
 pub(crate) mod guest;
 mod hot;
 mod pauses;
+mod program;
 pub(crate) mod random;
 mod returns;
 pub(crate) mod second;
@@ -25,12 +26,13 @@ use crate::line::Backend;
 use crate::runner::{Runner, verdict};
 
 pub use hot::Heat;
+pub use program::Cycles;
 pub use soak::Soak;
 
 use guest::Guest;
 
 /// The names of the cases, in the order in which they are run.
-pub(crate) const NAMES: [&str; 4] = ["returns", "pauses", "soak", "hot"];
+pub(crate) const NAMES: [&str; 5] = ["returns", "pauses", "program", "soak", "hot"];
 
 /// An error that prevents all cases.
 #[derive(Debug, Error)]
@@ -62,6 +64,8 @@ pub struct Busy<'a> {
     pub only: &'a str,
     /// vCPUs of the guest.
     pub cpus: u8,
+    /// How often a probe in the program comes and goes.
+    pub cycles: Cycles,
     /// How to soak.
     pub soak: Soak,
     /// How to switch the probes of hot functions.
@@ -96,6 +100,7 @@ impl Busy<'_> {
                 verdict(match name {
                     "returns" => returns::run(&guest),
                     "pauses" => pauses::run(&guest),
+                    "program" => program::run(&guest, self.cycles),
                     "soak" => soak::run(&guest, self.soak),
                     _ => hot::run(&guest, self.heat),
                 })

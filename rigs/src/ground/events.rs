@@ -28,9 +28,21 @@ pub(super) struct GroundEvent {
 }
 
 /// Functions that run in every guest. Some calls are then always in flight, and some processors in a detour.
-pub(super) const ALWAYS: &str =
-    "vfs_* hrtimer_* tick_* rcu_* __x64_sys_poll do_syscall_64 asm_* exc_nmi";
+const ALWAYS: &str = "vfs_* hrtimer_* tick_* rcu_* __x64_sys_poll do_syscall_64 asm_* exc_nmi";
+/// The same for a guest that starts another kernel, in which each hit exits: a dozen exits at each tick of the timer take longer than the tick
+/// on a slow host, and the kernel would do nothing else.
+const ALWAYS_EXITING: &str = "vfs_* tick_handle_periodic tick_sched_timer tick_nohz_highres_handler tick_nohz_handler __x64_sys_poll do_syscall_64 asm_* exc_nmi";
 pub(super) const ALWAYS_RETURNED: &str = "schedule do_sys_poll hrtimer_interrupt default_idle_call";
+
+impl GroundEvent {
+    /// Patterns of functions that run in every guest, to be probed at the entry.
+    pub(super) const fn always_entered(&self) -> &'static str {
+        match self.ending {
+            Ending::HandsOver => ALWAYS_EXITING,
+            Ending::PowersOff | Ending::Resets => ALWAYS,
+        }
+    }
+}
 
 pub(super) const EVENTS: [GroundEvent; 11] = [
     GroundEvent {

@@ -25,7 +25,7 @@ use crate::line::Backend;
 use crate::runner::{Runner, verdict};
 use errors::chain;
 
-use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
+use events::{ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
 
 /// The names of the cases, in the order in which they are run.
 pub(crate) fn names() -> Vec<&'static str> {
@@ -133,7 +133,7 @@ fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<ProbeConfig>, Stri
     let mut specs: Vec<String> = COUNTED.iter().map(|(spec, _)| (*spec).to_owned()).collect();
     let mut seen: BTreeSet<String> = specs.iter().cloned().collect();
     for (kind, patterns) in [
-        ("kprobe", [event.entered, ALWAYS]),
+        ("kprobe", [event.entered, event.always_entered()]),
         ("kretprobe", [event.returned, ALWAYS_RETURNED]),
     ] {
         for pattern in patterns

@@ -37,8 +37,8 @@ pub trait GuestMemory: PhysMemory + Send + Sync {
     /// The ranges of memory, in ascending order; whole pages.
     fn ranges(&self) -> Vec<Range<Gpa>>;
 
-    /// An emulated instruction is about to read bytes of a page, from `gpa` on.
-    fn on_read(&self, _gpa: Gpa) {}
+    /// An emulated instruction reads bytes of a page, from `gpa` on. What the instruction finds may be changed.
+    fn on_read(&self, _gpa: Gpa, _bytes: &mut [u8]) {}
 
     /// Whether the byte at `gpa`, which is memory, can be written.
     fn is_writable(&self, _gpa: Gpa) -> bool {

@@ -256,10 +256,10 @@ impl Cpu for VcpuCpu<'_> {
         let mut rest = buf;
         for (gpa, len) in stretches.iter() {
             let (part, behind) = rest.split_at_mut(len);
-            self.memory.on_read(gpa);
             self.planter
                 .read_own(gpa, part)
                 .map_err(|_| Fault::NotMemory { at, access })?;
+            self.memory.on_read(gpa, part);
             rest = behind;
         }
         Ok(())

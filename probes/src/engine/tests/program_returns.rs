@@ -78,6 +78,7 @@ impl Program {
         vcpu.regs.rax = value;
         let hit = CodeHit {
             sites: vec![self.site.clone()],
+            counter: None,
             at,
             leaving,
             regs,

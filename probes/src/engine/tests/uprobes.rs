@@ -5,14 +5,16 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeState, Tier};
 use inspect::{FileId, MarkOperand, OperandPlace};
-use introspect::insn::Gpr;
+use introspect::insn::{Gpr, decode};
+use text::Passed;
 use text::testing::FakeVcpu;
 use vmm::Protection;
 
 use super::{DATA, PLAIN, Rig, STACK, gpa, one, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::uprobes::code_hit::{CodeHit, Leaving};
-use crate::engine::uprobes::code_table::{CodePage, CodeSite, CodeTable};
+use crate::engine::uprobes::code_table::{CodePage, CodeSite, CodeTable, PageCode};
+use crate::engine::uprobes::mark_counter::RaisedCounter;
 use crate::engine::uprobes::mark_values::MarkParam;
 use crate::registry::{Missed, Probe, Purpose};
 
@@ -31,12 +33,11 @@ fn hide(rig: &Rig, at: u64) {
 /// Hides the page with the byte at `at`, which has probes.
 fn hide_with(rig: &Rig, at: u64, sites: Vec<CodeSite>) {
     let mut table = CodeTable::default();
-    let page = CodePage {
-        file: FileId::default(),
-        number: 0,
+    let code = PageCode {
         sites,
-        announced: false,
+        ..PageCode::default()
     };
+    let page = CodePage::new(FileId::default(), 0, code, false);
     table.insert(Gpa(at).page(), page);
     let uprobes = &rig.engine.uprobes;
     let hidden = uprobes.protections.hide(&rig.paused, table.addresses());
@@ -70,6 +71,7 @@ fn report(rig: &Rig, sites: &[CodeSite]) -> usize {
     regs.rdi = 5;
     let hit = CodeHit {
         sites: sites.to_vec(),
+        counter: None,
         at: 0x123,
         leaving: Leaving::Never,
         regs,
@@ -121,6 +123,35 @@ fn code_elsewhere_reads_a_hidden_page_one_instruction_an_exit() {
     let outcome = accesses.on_protected_access(&mut vcpu, at);
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!((vcpu.regs.rax, vcpu.regs.rip), (5, at.0 + 3));
+}
+
+#[test]
+fn instruction_finds_a_counter_raised_that_memory_has_as_0() {
+    // `movzx eax, word [rdi]`
+    let (kernel, at) = one("f", &[0x0f, 0xb7, 0x07]);
+    let rig = Rig::new(&kernel, &[]);
+    hide(&rig, gpa(at));
+    let decoded = decode(&[0x0f, 0xb7, 0x07], at).expect("an instruction");
+    let read = |held: u16, raised: Option<&RaisedCounter>| {
+        rig.memory.put(DATA, &held.to_le_bytes());
+        let mut vcpu = vcpu_at(at);
+        vcpu.regs.rdi = DATA;
+        let passed = rig
+            .engine
+            .watches
+            .pass_after_exit(&mut vcpu, &decoded, raised);
+        assert!(matches!(passed, Ok(Passed::Emulated)), "{passed:?}");
+        vcpu.regs.rax
+    };
+    let raised = RaisedCounter::new(Gpa(DATA));
+    assert_eq!((read(0, None), read(0, Some(&raised))), (0, 1));
+    assert!(raised.was_read());
+    assert_eq!(read(5, Some(&raised)), 5);
+    let elsewhere = RaisedCounter::new(Gpa(DATA + 2));
+    assert_eq!(
+        (read(0, Some(&elsewhere)), elsewhere.was_read()),
+        (0, false)
+    );
 }
 
 #[test]
@@ -325,12 +356,7 @@ fn instruction_on_a_hidden_page_that_kvm_cannot_emulate_is_emulated() {
 fn table_hides_a_page_only_as_the_page_of_its_file() {
     let expected = [(FileId::default(), 3)];
     let mut table = CodeTable::expecting(expected.into_iter());
-    let page = CodePage {
-        file: FileId::default(),
-        number: 3,
-        sites: Vec::new(),
-        announced: true,
-    };
+    let page = CodePage::new(FileId::default(), 3, PageCode::default(), true);
     table.insert(Gpa(DATA), page);
     assert_eq!(table.expected().collect::<Vec<_>>(), expected);
     let hides = |gpa, number| table.hides(Gpa(gpa), FileId::default(), number);

@@ -6,12 +6,15 @@ use introspect::insn::Decoded;
 use vmm::kvm_regs;
 
 use super::code_table::CodeSite;
+use super::mark_counter::ReadCounter;
 use crate::hit_state::HitState;
 
 /// An instruction that is about to be executed on a hidden page, with the probes there.
 #[derive(Debug)]
 pub(crate) struct CodeHit {
     pub(crate) sites: Vec<CodeSite>,
+    /// The counter of a probed mark that the instruction reads.
+    pub(crate) counter: Option<Box<ReadCounter>>,
     /// The offset of the instruction in the file, bytes.
     pub(crate) at: u64,
     pub(crate) leaving: Leaving,
@@ -30,14 +33,14 @@ pub(crate) struct ProgramState {
     pub(crate) kernel: HitState,
 }
 
-/// Whether a hidden page is still that of its file.
+/// An instruction on a hidden page, after a comparison of the page with the file.
 #[derive(Debug)]
 pub(crate) enum OnPage {
     /// The page belongs to another use.
     Outdated,
-    /// The probed instruction is about to be executed.
+    /// An instruction that is probed, or reads the counter of a probed mark, is about to be executed.
     Hit(CodeHit),
-    /// No probe is at the instruction, or the instruction is not on a hidden page.
+    /// No probe needs the instruction, or the page is not hidden.
     NoHit,
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum FirstPage {
 /// An event with its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileChange {
-    /// A program maps the `struct file`.
+    /// A program has made the mapping, a `vm_area_struct`.
     Mapped(Gva),
     Added(AddedFolio),
 }
@@ -65,7 +65,7 @@ impl FileEvents {
         let (_, arguments) = all.iter().find(|(known, _)| *known == event)?;
         let value = |number| Gva(argument(regs, number));
         Some(match (*arguments)? {
-            FileArguments::Mapped { file } => FileChange::Mapped(value(file)),
+            FileArguments::Mapped { area } => FileChange::Mapped(value(area)),
             FileArguments::Added {
                 mapping,
                 folio,

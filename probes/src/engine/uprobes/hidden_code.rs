@@ -9,7 +9,9 @@ use arc_swap::ArcSwap;
 use introspect::{PhysMemory, Unreadable};
 use text::{GuestMemory, Unwritable};
 
-use super::code_table::{CodeSite, CodeTable};
+use super::code_table::CodeTable;
+use super::mark_counter::RaisedCounter;
+use crate::registry::Probe;
 
 /// The hidden pages. vCPUs look pages up without a lock; the table is replaced with the vCPUs paused.
 #[derive(Debug, Default)]
@@ -47,17 +49,24 @@ pub(crate) struct ReadOnlyCode<'m> {
     table: Arc<CodeTable>,
     /// The hidden page whose first byte has been read: a copy of a page begins there.
     begun: Mutex<Option<Gpa>>,
+    raised: Option<&'m RaisedCounter>,
 }
 
 impl<'m> ReadOnlyCode<'m> {
-    /// `memory`, for an instruction of a vCPU, without writes to the pages that are hidden now.
-    pub(crate) fn new(memory: &'m dyn GuestMemory, hidden: &'m HiddenCode, vcpu: usize) -> Self {
+    /// `memory`, for an instruction of a vCPU, without writes to the pages that are hidden now, and with a counter raised.
+    pub(crate) fn new(
+        memory: &'m dyn GuestMemory,
+        hidden: &'m HiddenCode,
+        vcpu: usize,
+        raised: Option<&'m RaisedCounter>,
+    ) -> Self {
         Self {
             memory,
             hidden,
             vcpu,
             table: hidden.table.load_full(),
             begun: Mutex::default(),
+            raised,
         }
     }
 
@@ -66,11 +75,11 @@ impl<'m> ReadOnlyCode<'m> {
         self.table.is_empty()
     }
 
-    /// The probed instructions on the hidden page whose first byte has been read.
-    pub(crate) fn begun(&self) -> &[CodeSite] {
+    /// The probes on the hidden page whose first byte has been read.
+    pub(crate) fn begun(&self) -> impl Iterator<Item = &Arc<Probe>> {
         let begun = *self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         let page = begun.and_then(|gpa| self.table.holding(gpa));
-        page.map(|page| &*page.sites).unwrap_or_default()
+        page.into_iter().flat_map(|page| &page.probes)
     }
 
     fn check(&self, gpa: Gpa, len: usize) -> Result<(), Unwritable> {
@@ -108,7 +117,10 @@ impl GuestMemory for ReadOnlyCode<'_> {
         self.memory.ranges()
     }
 
-    fn on_read(&self, gpa: Gpa) {
+    fn on_read(&self, gpa: Gpa, bytes: &mut [u8]) {
+        if let Some(raised) = self.raised {
+            raised.raise(gpa, bytes);
+        }
         if gpa.page_offset() == 0 && self.table.holding(gpa).is_some() {
             *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(gpa);
         }

@@ -27,7 +27,7 @@ impl Uprobes {
         self.replace_table(paused, added, written)
     }
 
-    /// Hides the pages of all targets that are in memory, and those that are announced. Pages that were announced before stay hidden until
+    /// Hides the pages of all targets in memory, and the announced pages. Pages that were announced before stay hidden until
     /// they are in the file, or an instruction would have written to them.
     pub(super) fn replace_table(
         &self,
@@ -46,19 +46,13 @@ impl Uprobes {
             let wanted = wanted(targets);
             let mut table = CodeTable::expecting(wanted.keys().copied());
             let mut insert = |gpa: Gpa, file, number, announced| {
-                let sites = wanted.get(&(file, number));
-                if let Some(sites) = sites
+                let code = wanted.get(&(file, number));
+                if let Some(code) = code
                     && self.can_hide(gpa)
                     && table.holding(gpa).is_none()
                 {
-                    let sites = sites.clone();
-                    let page = CodePage {
-                        file,
-                        number,
-                        sites,
-                        announced,
-                    };
-                    table.insert(gpa, page);
+                    let code = code.clone();
+                    table.insert(gpa, CodePage::new(file, number, code, announced));
                 }
             };
             // A page in a file is announced no longer.

@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs execute and report on their own threads. Targets and the table change with the vCPUs paused.
 
+mod bound_file;
 pub(crate) mod code_hit;
 pub(crate) mod code_table;
 pub(crate) mod file_events;
@@ -13,7 +14,9 @@ pub(crate) mod guest_files;
 pub(crate) mod hidden_code;
 mod hiding;
 mod lost_events;
+pub(crate) mod mark_counter;
 pub(crate) mod mark_values;
+pub(crate) mod places;
 pub(crate) mod private_copies;
 mod report;
 mod returns;
@@ -40,12 +43,13 @@ use crate::engine::returns::program_calls::ProgramCalls;
 use crate::engine::running::Running;
 use crate::registry::{FileEvent, Missed, Probe};
 
-use code_table::one_of_each;
+use code_table::PageCode;
 use file_events::{AddedFolio, FileChange, FileEvents, FirstPage};
 use guest_files::GuestFiles;
 use hidden_code::HiddenCode;
+use places::{Unbound, WithoutHits};
 use private_copies::PrivateCopies;
-use target::{Searches, Target, Unbound, WantedPages, WithoutHits};
+use target::{Searches, Target, WantedPages};
 
 /// The probes in programs, the files that have their instructions, and the hidden pages.
 #[derive(Debug)]
@@ -80,7 +84,7 @@ struct Announced {
 /// The mapping by which a file is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mapping {
-    /// A program is about to make it.
+    /// A program has just made it, and cannot use it yet.
     New,
     /// A program has made it before, maybe seen by an earlier search.
     Made,
@@ -138,8 +142,10 @@ impl Uprobes {
         let change = self.events.change(&self.running.kernel, event, regs);
         let concerns = change.and_then(|change| {
             self.files.read(&self.running, |reader, _| match change {
-                FileChange::Mapped(Gva(0)) => false,
-                FileChange::Mapped(file) => self.is_news(reader, &targets, file),
+                FileChange::Mapped(area) => {
+                    let file = reader.file_of(area);
+                    file.is_some_and(|file| self.is_news(reader, &targets, file))
+                }
                 FileChange::Added(added) => {
                     let Some(added) = numbered(reader, added) else {
                         return false;
@@ -188,9 +194,11 @@ impl Uprobes {
         };
         let mut targets = self.targets.load_full();
         let pages = self.files.read(&self.running, |reader, _| match change {
-            FileChange::Mapped(file) => {
+            FileChange::Mapped(area) => {
                 let bound: &mut Vec<Target> = Arc::make_mut(&mut targets);
-                if let Ok(Some(file)) = reader.open(file) {
+                if let Some(file) = reader.file_of(area)
+                    && let Ok(Some(file)) = reader.open(file)
+                {
                     self.bind(reader, bound, &file, Mapping::New);
                 }
                 // The kernel may be about to add pages to the file.
@@ -226,8 +234,8 @@ impl Uprobes {
         }
     }
 
-    /// Counts a miss for each probe on a page of a file that is in memory and was not hidden: the kernel has put it there without an event that
-    /// hyprobe knows.
+    /// Counts a miss for each probe on a page of a file that is in memory and was not hidden: the kernel has added the page without an event known to
+    /// hyprobe.
     pub(crate) fn miss_unseen(&self) {
         let targets = self.targets.load();
         self.miss_lost_events(&targets);
@@ -238,9 +246,9 @@ impl Uprobes {
                 let exists = reader.exists(&file);
                 let page = reader.page(&file, number).filter(|_| exists);
                 if page.is_some_and(|page| !table.hides(page, file, number)) {
-                    let sites = wanted.get(&(file, number)).map(|sites| &sites[..]);
-                    one_of_each(sites.unwrap_or_default())
-                        .for_each(|site| site.probe.counters.miss(Missed::Unprotected));
+                    let code = wanted.get(&(file, number)).into_iter();
+                    code.flat_map(PageCode::probes)
+                        .for_each(|probe| probe.counters.miss(Missed::Unprotected));
                 }
             }
         });
@@ -254,14 +262,18 @@ impl Uprobes {
         file: &OpenFile,
         mapping: Mapping,
     ) {
-        for target in targets.iter_mut().filter(|target| target.wants(file)) {
+        let wants = |target: &&mut Target| match mapping {
+            Mapping::New => target.wants(file),
+            // Another mapping adds nothing to what is known.
+            Mapping::Made => target.wants(file) && !target.is_in(file),
+        };
+        for target in targets.iter_mut().filter(wants) {
             // The notes of a file may take all that one answer may read.
             reader.renew();
             let bound = target.bind(reader, file);
             if let Ok(found) = bound {
                 self.note_without_hits(target, file, found);
-                if found.unusable > 0 {
-                    // A program may pass the marks of damaged notes.
+                if found.may_hide_passes() {
                     target.probe.counters.miss(Missed::Unprotected);
                 }
             }
@@ -282,9 +294,14 @@ impl Uprobes {
 
     /// Notes the functions and marks of the file that have no hits.
     fn note_without_hits(&self, target: &mut Target, file: &OpenFile, found: WithoutHits) {
+        if target.replace_without_hits(found) == found {
+            return;
+        }
         let WithoutHits {
             left_out,
             guarded,
+            absent,
+            unsearched,
             unusable,
         } = found;
         let path = &file.path;
@@ -293,7 +310,13 @@ impl Uprobes {
                 "{left_out} functions of {path} with such names are left out: the file does not say where they end, or they are longer than 64 KiB"
             )),
             (guarded > 0).then(|| format!(
-                "{guarded} marks of {path} with such names are passed only while their counters (semaphores) are not 0, and hyprobe changes no memory of programs: there are no hits unless a program in the guest raises the counters"
+                "{guarded} marks of {path} with such names are passed only while their counters (semaphores) are not 0, and hyprobe has found no instruction that reads the counter, or has found one that takes its address for another: passes may need a program in the guest that raises the counter"
+            )),
+            (absent > 0).then(|| format!(
+                "{absent} pages with code of {path} are not in memory, and may read the counters (semaphores) of marks with such names: a program may find a counter that is 0 there, and not pass the mark. The pages are looked for again when a program maps the file"
+            )),
+            (unsearched > 0).then(|| format!(
+                "{unsearched} pages with code of {path} are not searched for instructions that read the counters (semaphores) of marks with such names, because there are too many: a program may find a counter that is 0 there, and not pass the mark"
             )),
             (unusable > 0).then(|| format!(
                 "{unusable} notes about marks of {path} are damaged, or name an address without code: passes of their marks are no hits, and count as one miss"

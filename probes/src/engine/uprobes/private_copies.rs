@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use events::ProbeId;
 use text::{GuestError, Vcpu};
 
-use super::code_table::CodeSite;
 use crate::engine::reporter::Reporter;
 use crate::engine::stacks::Stacks;
 use crate::registry::{Missed, Probe};
@@ -28,15 +27,15 @@ pub(crate) struct PrivateCopies {
 }
 
 impl PrivateCopies {
-    /// Counts a miss for each of `sites`, on pages that the vCPU has read, if the read makes a private copy. If the stack cannot be read up to
+    /// Counts a miss for each of `probes`, on pages that the vCPU has read, if the read makes a private copy. If the stack cannot be read up to
     /// its end, a copy is assumed.
-    pub(crate) fn on_read<'s>(
+    pub(crate) fn on_read<'p>(
         &self,
         vcpu: &mut dyn Vcpu,
-        sites: impl Iterator<Item = &'s CodeSite>,
+        probes: impl Iterator<Item = &'p Arc<Probe>>,
     ) -> Result<(), GuestError> {
-        let mut sites = sites.peekable();
-        if sites.peek().is_none() {
+        let mut probes = probes.peekable();
+        if probes.peek().is_none() {
             return Ok(());
         }
         let regs = vcpu.regs()?;
@@ -46,11 +45,11 @@ impl PrivateCopies {
         }
         let paging = vcpu.system_state()?.paging;
         if self.stacks.is_within(&paging, &regs, &COPIERS) != Some(false) {
-            // A probe may be at several instructions.
+            // A probe may be on several pages.
             let mut missed = BTreeSet::new();
-            sites
-                .filter(|site| missed.insert(site.probe.id))
-                .for_each(|site| self.miss(&site.probe));
+            probes
+                .filter(|probe| missed.insert(probe.id))
+                .for_each(|probe| self.miss(probe));
         }
         Ok(())
     }

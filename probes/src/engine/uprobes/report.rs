@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::Tier;
+use introspect::insn::Decoded;
 use text::{GuestError, Vcpu};
 
 use super::Uprobes;
 use super::code_hit::{CodeHit, Leaving, OnPage, ProgramState};
-use super::code_table::{CodePage, CodeSite, one_of_each};
+use super::code_table::{CodePage, CodeSite};
 use super::mark_values::MarkValues;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::tasks::Position;
@@ -16,24 +17,26 @@ use crate::hit_state::HitState;
 use crate::registry::Purpose;
 
 impl Uprobes {
-    /// Looks at the instruction at `gpa`, at which the vCPU stands.
+    /// Looks at the instruction at `gpa`, at which the vCPU stands; `None` if it cannot be decoded.
     pub(crate) fn at_instruction(
         &self,
         vcpu: &mut dyn Vcpu,
         gpa: Gpa,
-        leaving: Leaving,
+        decoded: Option<&Decoded>,
     ) -> Result<OnPage, GuestError> {
         let table = self.hidden.table.load();
         let Some(page) = table.holding(gpa) else {
             return Ok(OnPage::NoHit);
         };
         let at = page.offset_of(gpa.page_offset());
+        let leaving = decoded.map_or(Leaving::Never, Leaving::of);
         let mut may_leave = false;
         if leaving != Leaving::Never && !self.calls.is_empty() {
             may_leave = self.calls.has_any_at(vcpu.regs()?.rsp);
         }
         let sites: Vec<CodeSite> = page.sites_at(at, may_leave).cloned().collect();
-        if sites.is_empty() {
+        let counter = decoded.and_then(|decoded| page.counter_read_by(decoded));
+        if sites.is_empty() && counter.is_none() {
             return Ok(OnPage::NoHit);
         }
         if !self.is_current(page, gpa.page()) {
@@ -42,6 +45,7 @@ impl Uprobes {
         let regs = vcpu.regs()?;
         Ok(OnPage::Hit(CodeHit {
             sites,
+            counter: counter.map(Box::new),
             at,
             leaving,
             regs,
@@ -68,9 +72,9 @@ impl Uprobes {
     /// Counts an exit for each probe on the page at `gpa`.
     pub(crate) fn count_exit(&self, gpa: Gpa) {
         let table = self.hidden.table.load();
-        let sites = table.holding(gpa).map(|page| &page.sites[..]);
-        for site in one_of_each(sites.unwrap_or_default()) {
-            site.probe.counters.count_exit();
+        let page = table.holding(gpa).into_iter();
+        for probe in page.flat_map(|page| &page.probes) {
+            probe.counters.count_exit();
         }
     }
 

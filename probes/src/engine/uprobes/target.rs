@@ -4,29 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use address::{Gva, PAGE_BYTES};
-use inspect::{
-    FileFunction, FileId, FileMark, FileMarks, FileReader, FileVersion, NoCode, OpenFile, Storage,
-};
-use introspect::insn::{NotABoundary, check_boundary};
-use manifest::{FilePlace, ProgramCode};
+use address::Gva;
+use inspect::{FileId, FileReader, OpenFile, Storage};
+use manifest::ProgramCode;
 
-use super::code_table::CodeSite;
-use super::mark_values::MarkParam;
+use super::bound_file::BoundFile;
+use super::code_table::{CodeCounter, CodeSite, PageCode};
+use super::places::{MAX_FILES, NamedPlace, Unbound, WithoutHits};
 use crate::registry::{Missed, Probe, Purpose};
 
-/// The most files of a probe at once: a file that replaces another of the same path is another file.
-const MAX_FILES: usize = 16;
 /// The most notes about files that are not probed.
 const MAX_NOTES: u8 = 16;
-/// The most functions of a pattern, and the most pages of their code.
-const MAX_PLACES: usize = 1000;
-/// Behind the name of a function, the name of its part for rare cases, which the compiler has put elsewhere.
-const PART: &str = ".cold";
-/// The first bytes of a 32-bit program.
-const MAGIC_32: [u8; 5] = *b"\x7fELF\x01";
-/// The most bytes of a function that are decoded for a boundary, or whose returns are probed.
-const MAX_FUNCTION_BYTES: u64 = 64 << 10;
 
 /// A probe in the programs that map a file.
 #[derive(Clone, Debug)]
@@ -43,6 +31,8 @@ pub(crate) struct Target {
     /// The notes about refused files that may still follow: a program can map any number of files by the path.
     notes_left: u8,
     pub(crate) searched: Searched,
+    /// The places without hits that notes have said last.
+    without_hits: WithoutHits,
 }
 
 /// How far the files have been searched that programs had mapped before the probe came.
@@ -62,123 +52,8 @@ pub(crate) struct Searches {
     pub(crate) changing: BTreeSet<Gva>,
 }
 
-/// A file with probed instructions.
-#[derive(Clone, Debug)]
-struct BoundFile {
-    file: FileId,
-    version: FileVersion,
-    places: Arc<[BoundPlace]>,
-}
-
-/// A probed instruction of a file.
-#[derive(Clone, Debug)]
-struct BoundPlace {
-    /// The offset in the file, bytes.
-    offset: u64,
-    /// For a probe at returns: the function, and the part of it that the compiler has put elsewhere.
-    parts: Arc<[Range<u64>]>,
-    /// The name of the instruction in events, as those of modules: `main+0x0 [/bin/busybox]`, and of a mark `python:gc__start [/usr/bin/python3.11]`.
-    symbol: Arc<str>,
-    /// The operands of the mark; `None` for an instruction that is no mark.
-    operands: Option<Arc<[MarkParam]>>,
-}
-
-/// The probed instructions that a file has been found to have.
-#[derive(Debug)]
-struct FoundPlaces {
-    places: Vec<BoundPlace>,
-    without_hits: WithoutHits,
-}
-
-/// The places of a name that have no hits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WithoutHits {
-    /// The functions that match the pattern, and that the probe cannot be in.
-    pub(crate) left_out: usize,
-    /// The marks that the program does not pass unless a tracer raises a counter in the program's memory.
-    pub(crate) guarded: usize,
-    /// The notes of marks that are damaged, or name an address without code.
-    pub(crate) unusable: usize,
-}
-
-impl FoundPlaces {
-    fn one(place: BoundPlace) -> Self {
-        Self {
-            places: vec![place],
-            without_hits: WithoutHits::default(),
-        }
-    }
-}
-
-impl BoundPlace {
-    /// The numbers of the pages with the instruction, or with the function whose returns are probed.
-    fn pages(&self) -> BTreeSet<u64> {
-        let own = self.offset / PAGE_BYTES;
-        let pages_of = |part: &Range<u64>| part.start / PAGE_BYTES..part.end.div_ceil(PAGE_BYTES);
-        let of_parts = self.parts.iter().flat_map(pages_of);
-        of_parts.chain([own]).collect()
-    }
-}
-
-/// Why a file is not probed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unbound {
-    #[error("its pages are not in a page cache of its own: it is {0}")]
-    Storage(&'static str),
-    #[error("it is a 32-bit program")]
-    Not64Bit,
-    #[error(transparent)]
-    Code(#[from] NoCode),
-    #[error(transparent)]
-    Boundary(#[from] NotABoundary),
-    #[error("more than {MAX_FILES} files of this path are in use")]
-    TooMany,
-    #[error(
-        "it has {0} functions with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
-    )]
-    TooManyFunctions(usize),
-    #[error("it does not say how long the function `{0}` is, so its returns cannot be found")]
-    NoEnd(String),
-    #[error(
-        "the function `{name}` has {bytes} bytes, and a probe at returns is in functions of at most {MAX_FUNCTION_BYTES}"
-    )]
-    TooLong { name: String, bytes: u64 },
-    #[error(
-        "it does not say how long any of its {0} functions with such names is, so their returns cannot be found"
-    )]
-    NoFunctionWithEnd(usize),
-    #[error(
-        "its places with such names are on {0} pages, and a probe can be on {MAX_PLACES}: use a narrower pattern"
-    )]
-    TooManyPages(usize),
-    #[error(
-        "it has more than {MAX_PLACES} marks with such names, and a probe can be at {MAX_PLACES}: use a narrower pattern"
-    )]
-    TooManyMarks,
-}
-
-impl Unbound {
-    /// Whether programs may execute the probed instruction nevertheless. A function that was not found may be in a table that is not in memory.
-    pub(crate) const fn may_execute(&self) -> bool {
-        match self {
-            Self::Storage(_)
-            | Self::Not64Bit
-            | Self::TooMany
-            | Self::TooManyFunctions(_)
-            | Self::NoEnd(_)
-            | Self::TooLong { .. }
-            | Self::NoFunctionWithEnd(_)
-            | Self::TooManyPages(_)
-            | Self::TooManyMarks => true,
-            // The notes that have been read name all marks.
-            Self::Code(why) => !matches!(why, NoCode::Outside { .. } | NoCode::NoMark(_)),
-            Self::Boundary(_) => false,
-        }
-    }
-}
-
 /// The probed instructions of pages, by file and number.
-pub(crate) type WantedPages = BTreeMap<(FileId, u64), Vec<CodeSite>>;
+pub(crate) type WantedPages = BTreeMap<(FileId, u64), PageCode>;
 
 impl Target {
     pub(crate) fn new(probe: &Arc<Probe>, code: &ProgramCode) -> Self {
@@ -190,6 +65,7 @@ impl Target {
             refused: None,
             notes_left: MAX_NOTES,
             searched: Searched::Never,
+            without_hits: WithoutHits::default(),
         }
     }
 
@@ -202,25 +78,38 @@ impl Target {
                 refused: before.refused.clone(),
                 notes_left: before.notes_left,
                 searched: before.searched,
+                without_hits: before.without_hits,
                 ..self
             },
             None => self,
         }
     }
 
-    /// Whether the probe is in the file, by its path, and the file or its contents are not known yet.
+    /// Whether the probe is in the file, by its path, and the file or a part of its contents is not known yet.
     pub(crate) fn wants(&self, file: &OpenFile) -> bool {
         let mut bound = self.files.iter().filter(|bound| bound.file == file.id);
         match bound.next() {
-            Some(bound) => bound.version != file.version,
+            // Each program that maps a file that is known in part may read a counter unseen.
+            Some(bound) => bound.version != file.version || bound.is_partial(),
             None => file.path == self.code.path,
         }
+    }
+
+    /// Whether the probe is in the file with these contents.
+    pub(crate) fn is_in(&self, file: &OpenFile) -> bool {
+        let mut files = self.files.iter();
+        files.any(|bound| bound.file == file.id && bound.version == file.version)
     }
 
     /// The offset of the first instruction in the first of the files.
     pub(crate) fn offset(&self) -> Option<u64> {
         let places = &self.files.first()?.places;
         places.first().map(|place| place.offset)
+    }
+
+    /// Replaces the places without hits, and returns the former ones.
+    pub(crate) const fn replace_without_hits(&mut self, found: WithoutHits) -> WithoutHits {
+        std::mem::replace(&mut self.without_hits, found)
     }
 
     /// Takes one of the notes about refused files.
@@ -234,7 +123,7 @@ impl Target {
     pub(crate) fn has_page_in(&self, file: &FileId, pages: &[Range<u64>]) -> bool {
         let mut bound = self.files.iter().filter(|bound| bound.file == *file);
         bound.any(|bound| {
-            let mut numbers = bound.places.iter().flat_map(BoundPlace::pages);
+            let mut numbers = bound.pages();
             numbers.any(|number| pages.iter().any(|pages| pages.contains(&number)))
         })
     }
@@ -244,7 +133,7 @@ impl Target {
         self.files.retain(|bound| reader.exists(&bound.file));
     }
 
-    /// Puts the probe into `file`. Returns the places of its names without hits, if they have been looked for.
+    /// Puts the probe into `file`. Returns the places of its names without hits.
     pub(crate) fn bind(
         &mut self,
         reader: &FileReader<'_>,
@@ -258,169 +147,45 @@ impl Target {
             Storage::Persistent => return Err(Unbound::Storage("in persistent memory (DAX)")),
             Storage::Fuse => return Err(Unbound::Storage("in a file system of FUSE")),
         }
-        let is_it = |it: &&BoundFile| it.file.is_same_file(&file.id) && it.version == file.version;
-        let (places, without_hits) = match self.earlier.iter().find(is_it) {
-            Some(earlier) => (Arc::clone(&earlier.places), WithoutHits::default()),
+        let mut known = self.files.iter().chain(&self.earlier);
+        let mut bound = match known.find(|known| known.is(file)) {
+            Some(known) => known.moved_to(file.id),
             None => {
-                let found = self.find(reader, file)?;
-                (found.places.into(), found.without_hits)
+                let named = NamedPlace {
+                    code: &self.code,
+                    follows: matches!(self.probe.purpose, Purpose::Return(_)),
+                };
+                BoundFile::new(file, named.find(reader, file)?)
             }
         };
+        // The notes may have taken all that one answer may read.
+        reader.renew();
+        bound.search(reader)?;
         // With other contents, the instruction is elsewhere.
         self.files.retain(|bound| bound.file != file.id);
         if self.files.len() == MAX_FILES {
-            // A file that was removed keeps its number until its memory is used again.
+            // The inode of a removed file keeps its number until the kernel uses the inode again.
             let unused = self.files.iter().position(|it| !reader.has_pages(&it.file));
             self.files.remove(unused.ok_or(Unbound::TooMany)?);
-            // A program that has not used the removed file so far may do so yet.
+            // A program may still execute the removed file.
             self.probe.counters.miss(Missed::Unprotected);
         }
-        let bound = BoundFile {
-            file: file.id,
-            version: file.version,
-            places,
-        };
         self.earlier.retain(|it| !it.file.is_same_file(&file.id));
         self.earlier.truncate(MAX_FILES - 1);
         self.earlier.push_front(bound.clone());
+        let without_hits = bound.without_hits();
         self.files.push(bound);
         Ok(without_hits)
     }
 
-    /// The probed instructions of the file.
-    fn find(&self, reader: &FileReader<'_>, file: &OpenFile) -> Result<FoundPlaces, Unbound> {
-        let mut magic = [0; 5];
-        if reader.read(&file.id, 0, &mut magic).is_some() && magic == MAGIC_32 {
-            return Err(Unbound::Not64Bit);
-        }
-        let path = &self.code.path;
-        match &self.code.place {
-            FilePlace::Offset(offset) => Ok(FoundPlaces::one(BoundPlace {
-                offset: *offset,
-                parts: Arc::default(),
-                symbol: format!("{offset:#x} [{path}]").into(),
-                operands: None,
-            })),
-            FilePlace::Symbol { name, offset } => {
-                let function = reader.function(&file.id, name)?;
-                let at = function.at(*offset)?;
-                check(reader, &file.id, function.offset, *offset)?;
-                Ok(FoundPlaces::one(BoundPlace {
-                    offset: at,
-                    parts: self.parts_of(&function, &self.all_parts(reader, file))?,
-                    symbol: format!("{name}+{offset:#x} [{path}]").into(),
-                    operands: None,
-                }))
-            }
-            FilePlace::Glob(pattern) => {
-                let found = reader.functions(&file.id, pattern)?;
-                let parts = self.all_parts(reader, file);
-                let (mut places, mut pages, mut left_out) = (Vec::new(), BTreeSet::new(), 0);
-                for function in found.into_iter().filter(|it| !self.is_part(it)) {
-                    if !self.can_be_at(&function) {
-                        left_out += 1;
-                        continue;
-                    }
-                    let place = BoundPlace {
-                        offset: function.offset,
-                        parts: self.parts_of(&function, &parts)?,
-                        symbol: format!("{}+0x0 [{path}]", function.name).into(),
-                        operands: None,
-                    };
-                    pages.extend(place.pages());
-                    places.push(place);
-                }
-                match places.len() {
-                    0 if left_out == 0 => Err(NoCode::NoMatch(pattern.clone()).into()),
-                    0 => Err(Unbound::NoFunctionWithEnd(left_out)),
-                    functions if functions > MAX_PLACES => {
-                        Err(Unbound::TooManyFunctions(functions))
-                    }
-                    _ if pages.len() > MAX_PLACES => Err(Unbound::TooManyPages(pages.len())),
-                    _ => Ok(FoundPlaces {
-                        places,
-                        without_hits: WithoutHits {
-                            left_out,
-                            ..WithoutHits::default()
-                        },
-                    }),
-                }
-            }
-            FilePlace::Marks(names) => {
-                let found = reader.marks(&file.id, &names.provider, &names.name)?;
-                let FileMarks { marks, unusable } = found;
-                if marks.len() > MAX_PLACES {
-                    return Err(Unbound::TooManyMarks);
-                }
-                let without_hits = WithoutHits {
-                    left_out: 0,
-                    guarded: marks.iter().filter(|mark| mark.has_semaphore).count(),
-                    unusable,
-                };
-                let place = |mark: FileMark| BoundPlace {
-                    offset: mark.offset,
-                    parts: Arc::default(),
-                    symbol: format!("{}:{} [{path}]", mark.provider, mark.name).into(),
-                    operands: Some(MarkParam::all_of(&mark.operands)),
-                };
-                Ok(FoundPlaces {
-                    places: marks.into_iter().map(place).collect(),
-                    without_hits,
-                })
-            }
-        }
-    }
-
-    /// Whether the calls of functions are followed to their returns.
-    fn follows(&self) -> bool {
-        matches!(self.probe.purpose, Purpose::Return(_))
-    }
-
-    /// Whether the function is part of another, which nothing calls.
-    fn is_part(&self, function: &FileFunction) -> bool {
-        self.follows() && function.name.contains(PART)
-    }
-
-    /// Whether the probe can be at a function that matches its pattern.
-    fn can_be_at(&self, function: &FileFunction) -> bool {
-        !self.follows() || range_of(function).is_ok()
-    }
-
-    /// The parts of all functions that the compiler has put elsewhere, for a probe at returns.
-    fn all_parts(&self, reader: &FileReader<'_>, file: &OpenFile) -> Vec<FileFunction> {
-        let pattern = format!("*{PART}*");
-        match self.follows() {
-            true => reader.functions(&file.id, &pattern).unwrap_or_default(),
-            false => Vec::new(),
-        }
-    }
-
-    /// The parts of the function among `all`, itself included, for a probe at returns. Functions of one name share their parts.
-    fn parts_of(
-        &self,
-        function: &FileFunction,
-        all: &[FileFunction],
-    ) -> Result<Arc<[Range<u64>]>, Unbound> {
-        if !self.follows() {
-            return Ok(Arc::default());
-        }
-        let is_its = |part: &&FileFunction| {
-            let rest = part.name.strip_prefix(&function.name);
-            let rest = rest.and_then(|rest| rest.strip_prefix(PART));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        let parts = [range_of(function)?].into_iter();
-        let elsewhere = all.iter().filter(is_its).filter_map(|it| range_of(it).ok());
-        Ok(parts.chain(elsewhere).collect())
-    }
-
-    /// Adds the pages with the instructions in the files that `is_wanted` names.
+    /// Adds the pages with the instructions, and with those that read counters, in the files that `is_wanted` names.
     pub(crate) fn add_wanted(&self, is_wanted: impl Fn(&FileId) -> bool, wanted: &mut WantedPages) {
-        for BoundFile { file, places, .. } in self.files.iter().filter(|it| is_wanted(&it.file)) {
-            for place in places.iter() {
+        for bound in self.files.iter().filter(|it| is_wanted(&it.file)) {
+            let file = bound.file;
+            for place in bound.places.iter() {
                 for number in place.pages() {
-                    let sites = wanted.entry((*file, number)).or_default();
-                    sites.push(CodeSite {
+                    let code = wanted.entry((file, number)).or_default();
+                    code.sites.push(CodeSite {
                         probe: Arc::clone(&self.probe),
                         offset: place.offset,
                         parts: Arc::clone(&place.parts),
@@ -429,35 +194,14 @@ impl Target {
                     });
                 }
             }
+            for (number, counters) in &bound.readers.pages {
+                let code = wanted.entry((file, *number)).or_default();
+                code.counters
+                    .extend(counters.iter().map(|offset| CodeCounter {
+                        offset: *offset,
+                        probe: Arc::clone(&self.probe),
+                    }));
+            }
         }
     }
-}
-
-/// The bytes of the function, offsets in the file.
-fn range_of(function: &FileFunction) -> Result<Range<u64>, Unbound> {
-    let (name, bytes) = (function.name.clone(), function.bytes);
-    match function.offset.checked_add(bytes) {
-        _ if bytes == 0 => Err(Unbound::NoEnd(name)),
-        Some(end) if bytes <= MAX_FUNCTION_BYTES => Ok(function.offset..end),
-        _ => Err(Unbound::TooLong { name, bytes }),
-    }
-}
-
-/// Checks that an instruction begins `offset` bytes behind the function at `start` of the file, if the function is in memory.
-fn check(
-    reader: &FileReader<'_>,
-    file: &FileId,
-    start: u64,
-    offset: u64,
-) -> Result<(), NotABoundary> {
-    const LONGEST: u64 = 15;
-    let len = offset.saturating_add(LONGEST);
-    let Ok(bytes) = usize::try_from(len.min(MAX_FUNCTION_BYTES)) else {
-        return Ok(());
-    };
-    let mut code = vec![0; bytes];
-    if len > MAX_FUNCTION_BYTES || reader.read(file, start, &mut code).is_none() {
-        return Ok(());
-    }
-    check_boundary(&code, Gva(start), offset).map(drop)
 }

@@ -136,8 +136,8 @@ impl GuestMemory for WatchedMemory<'_> {
         self.noting(gpa, new.len(), exchange)
     }
 
-    fn on_read(&self, gpa: Gpa) {
-        self.memory.on_read(gpa);
+    fn on_read(&self, gpa: Gpa, bytes: &mut [u8]) {
+        self.memory.on_read(gpa, bytes);
     }
 
     fn ranges(&self) -> Vec<Range<Gpa>> {

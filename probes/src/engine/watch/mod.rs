@@ -32,6 +32,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::engine::tasks::Position;
 use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
+use crate::engine::uprobes::mark_counter::RaisedCounter;
 use crate::engine::uprobes::private_copies::PrivateCopies;
 use crate::engine::watch::lifted::Lifted;
 use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
@@ -86,17 +87,18 @@ impl Watches {
         kernel: Option<KernelTables<'_>>,
         decoded: &Decoded,
     ) -> Result<Passed, GuestError> {
-        self.pass_noting(vcpu, kernel, decoded)
+        self.pass_noting(vcpu, kernel, decoded, None)
             .map(|(passed, _)| passed)
     }
 
-    /// Emulates an instruction that has exited at a protected page.
+    /// Emulates an instruction that has exited at a protected page, and reads the counter of a mark if one is `raised`.
     pub(crate) fn pass_after_exit(
         &self,
         vcpu: &mut dyn Vcpu,
         decoded: &Decoded,
+        raised: Option<&RaisedCounter>,
     ) -> Result<Passed, GuestError> {
-        let (passed, seen) = self.pass_noting(vcpu, None, decoded)?;
+        let (passed, seen) = self.pass_noting(vcpu, None, decoded, raised)?;
         self.count_exits(&seen);
         Ok(passed)
     }
@@ -106,10 +108,11 @@ impl Watches {
         vcpu: &mut dyn Vcpu,
         kernel: Option<KernelTables<'_>>,
         decoded: &Decoded,
+        raised: Option<&RaisedCounter>,
     ) -> Result<(Passed, Seen), GuestError> {
         let table = self.table.load();
         let ram = self.running.memory.as_ref();
-        let code = ReadOnlyCode::new(ram, &self.hidden, vcpu.index());
+        let code = ReadOnlyCode::new(ram, &self.hidden, vcpu.index(), raised);
         let memory: &dyn GuestMemory = match code.is_empty() {
             true => ram,
             false => &code,
@@ -140,7 +143,7 @@ impl Watches {
         code: &ReadOnlyCode<'_>,
     ) -> Result<(), GuestError> {
         match passed {
-            Passed::Emulated => self.copies.on_read(vcpu, code.begun().iter()),
+            Passed::Emulated => self.copies.on_read(vcpu, code.begun()),
             Passed::Faulted(_) | Passed::MustStep => Ok(()),
         }
     }
