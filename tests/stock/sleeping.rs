@@ -1,6 +1,6 @@
 //! Stacks of tasks that are on no vCPU, compared with the guest's `/proc/PID/stack`, those of idle vCPUs, and vCPUs in programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use control::api::ListedStack;
 use control::{Client, StacksOf};
@@ -46,6 +46,20 @@ fn tasks(view: &str) -> BTreeMap<i32, Seen<'_>> {
         }
     }
     tasks.into_iter().collect()
+}
+
+/// The tasks that have not run between the guest's two views, by their counts of switches.
+pub(crate) fn asleep(before: &str, after: &str) -> BTreeSet<i32> {
+    let (before, after) = (tasks(before), tasks(after));
+    let is_asleep = |(pid, seen): &(&i32, &Seen<'_>)| {
+        let later = after.get(pid);
+        later.is_some_and(|later| later.switches == seen.switches)
+    };
+    before
+        .iter()
+        .filter(is_asleep)
+        .map(|(pid, _)| *pid)
+        .collect()
 }
 
 /// Whether the frame belongs to a read of `/proc/PID/stack`: the reading task shows the read itself.
