@@ -30,7 +30,7 @@ use crate::engine::running::located::Located;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{Watch, WatchTable};
-use crate::registry::{KernelEvent, Probe, Purpose};
+use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]
@@ -219,6 +219,10 @@ impl Armer {
             Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
             Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
             Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
+            // Also without other probes: the plants of the kernel event probes are not to be read either.
+            Purpose::KernelEvent(KernelEvent::Reader(
+                Reader::Copy | Reader::CheckProbe | Reader::CheckOptimised,
+            )) => !self.running.boot_patched.get(),
             Purpose::KernelEvent(KernelEvent::Reader(_)) => !interest.plants,
             _ => false,
         };
