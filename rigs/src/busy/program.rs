@@ -35,6 +35,11 @@ const MARGIN: Duration = Duration::from_secs(600);
 /// A cycle takes a tenth of it where measured.
 const CYCLE: Duration = Duration::from_secs(1);
 
+/// The cycles before the memory is measured for the first time: the first ones fill caches.
+const WARM: u32 = 50;
+/// The most memory that all cycles behind may add. A kilobyte of each of 10 000 would be more.
+const MORE_KIB: u64 = 4 << 10;
+
 /// What the cycles have shown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
@@ -43,6 +48,8 @@ struct Seen {
     in_kernel: u64,
     /// The cycles with hits.
     with_hits: u32,
+    /// The memory of this process, without the guest's, when it was warm, and at the end.
+    resident_kib: (u64, u64),
 }
 
 pub(super) fn run(guest: &Guest<'_>, cycles: Cycles) -> Result<String, String> {
@@ -59,9 +66,25 @@ pub(super) fn run(guest: &Guest<'_>, cycles: Cycles) -> Result<String, String> {
         return Err("no probe in the program has had a hit".to_owned());
     }
     Ok(format!(
-        "{} cycles, {} of them with hits: {} calls counted in the program, {} in the kernel meanwhile; {} complaints about time",
-        cycles.count, seen.with_hits, seen.in_program, seen.in_kernel, ran.slow,
+        "{} cycles, {} of them with hits: {} calls counted in the program, {} in the kernel meanwhile; {} KiB of memory, then {}; {} complaints about time",
+        cycles.count,
+        seen.with_hits,
+        seen.in_program,
+        seen.in_kernel,
+        seen.resident_kib.0,
+        seen.resident_kib.1,
+        ran.slow,
     ))
+}
+
+/// The memory of this process, without the guest's, which is shared.
+fn resident_kib() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(chain)?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| "/proc/self/status has no RssAnon".to_owned())
 }
 
 fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, String> {
@@ -71,6 +94,9 @@ fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, Str
     let mut seen = Seen::default();
     let began = Instant::now();
     for (number, spec) in (0..cycles.count).zip(IN_PROGRAM.iter().cycle()) {
+        if number == WARM {
+            seen.resident_kib.0 = resident_kib()?;
+        }
         if live.has_ended() {
             return Err(format!("the guest has ended after {:?}", began.elapsed()));
         }
@@ -85,6 +111,14 @@ fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, Str
     let after = text.own(live, &paused)?;
     drop(paused);
     text.patched(&before, &after)?;
+    let resident = resident_kib()?;
+    seen.resident_kib.1 = resident;
+    if cycles.count > WARM && resident > seen.resident_kib.0 + MORE_KIB {
+        return Err(format!(
+            "{} KiB of memory, then {resident}",
+            seen.resident_kib.0
+        ));
+    }
     live.type_line()?;
     Ok(seen)
 }
