@@ -308,6 +308,11 @@ impl Detour {
         self.read().region()?.laid_at(at)
     }
 
+    /// Whether the instruction at `at` is a detour's own: work for probes, and no copy of an instruction of the guest.
+    pub fn is_own(&self, at: Gva) -> bool {
+        self.laid_at(at).is_some_and(|laid| laid.is_in_front(at))
+    }
+
     /// The original instruction that the instruction at `at`, in a detour or a copy, stands for. The code is read from the region's own memory:
     /// the guest's RAM does not hold the region.
     pub fn displaced_at(&self, at: Gva) -> Option<Displaced> {

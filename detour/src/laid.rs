@@ -24,6 +24,11 @@ pub struct Laid {
 }
 
 impl Laid {
+    /// Whether the instruction at `at` is in front of the displaced instructions.
+    pub(super) fn is_in_front(&self, at: Gva) -> bool {
+        at < self.displaced
+    }
+
     /// A detour for `jumped`.
     pub(super) fn detour(jumped: &Jumped, entry: Gva, len: usize, displaced: Gva) -> Self {
         Self {
@@ -152,6 +157,7 @@ mod tests {
         };
         assert_eq!(at(ENTRY), Some((0, 0)));
         assert_eq!(at(ENTRY.wrapping_add(1)), Some((0, 8)));
+        assert!(laid.is_in_front(ENTRY) && !laid.is_in_front(code.displaced));
         // The middle of an instruction.
         assert_eq!(at(code.displaced.wrapping_add(1)), None);
         let displaced = [0, 5, 6].map(|offset| at(code.displaced.wrapping_add(offset)));
@@ -176,6 +182,7 @@ mod tests {
         let laid = Laid::copy(&push, ENTRY, code.len());
         let mut all = AllLaid::default();
         all.keep(laid);
+        assert!(!laid.is_in_front(ENTRY));
         assert_eq!(all.holding(ENTRY.wrapping_add(5)), Some(laid));
         assert_eq!(all.holding(ENTRY.wrapping_add(6)), None);
         assert_eq!(all.holding(Gva(ENTRY.0 - 1)), None);

@@ -71,6 +71,9 @@ pub struct Hit {
     /// `ip` is that of the interrupted instruction, and `symbol` is `delivery of vector 0x…`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub write: Option<DataWrite>,
+    /// For a watchpoint: the read. `ip`, `symbol` and `regs` are as for a write.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub read: Option<DataRead>,
     /// The task; absent if the kernel does not say where it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub task: Option<Task>,
@@ -101,14 +104,32 @@ pub struct Hit {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataWrite {
-    /// Address of the watched data.
+    /// Address of the watched bytes; those of a watchpoint with more than 8 bytes are words of up to 8.
     pub at: Hex,
-    /// Number of watched bytes: 1, 2, 4 or 8.
+    /// Number of the watchpoint's bytes in front of these.
+    #[serde(skip_serializing_if = "is_first", default)]
+    pub offset: u16,
+    /// Number of watched bytes: 1 to 8.
     pub bytes: u8,
     /// The watched bytes before the write, as a number.
     pub old: Hex,
     /// The watched bytes after the write; equal to `old` if the write has stored the same value.
     pub new: Hex,
+}
+
+/// A read of watched data by the guest, without a write by the same instruction that is a hit of the watchpoint.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRead {
+    /// Address of the watched bytes; those of a watchpoint with more than 8 bytes are words of up to 8.
+    pub at: Hex,
+    /// Number of the watchpoint's bytes in front of these.
+    #[serde(skip_serializing_if = "is_first", default)]
+    pub offset: u16,
+    /// Number of watched bytes: 1 to 8.
+    pub bytes: u8,
+    /// The watched bytes, as a number.
+    pub value: Hex,
 }
 
 /// A probed function returned.
@@ -158,6 +179,10 @@ pub struct Return {
 
 fn is_zero(number: &usize) -> bool {
     *number == 0
+}
+
+fn is_first(offset: &u16) -> bool {
+    *offset == 0
 }
 
 /// The general registers of a vCPU.

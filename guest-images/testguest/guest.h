@@ -229,6 +229,10 @@ int scenario_watch(u64 stores);
 int scenario_watchsmp(u64 rounds);
 int scenario_watchvector(u64 stores);
 int scenario_watchmany(u64 rounds);
+int scenario_watchread(u64 loads);
+int scenario_watchodd(u64 rounds);
+int scenario_watchreadsmp(u64 rounds);
+int scenario_watchreadvector(u64 loads);
 int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds), u64 rounds);
 
 /* bench.c */

@@ -88,6 +88,176 @@ int scenario_watch(u64 stores)
 	return 0;
 }
 
+static void use_vector_registers(void)
+{
+	u64 cr4;
+
+	__asm__ volatile("mov %%cr4, %0" : "=r"(cr4));
+	__asm__ volatile("mov %0, %%cr4" : : "r"(cr4 | CR4_OSFXSR));
+}
+
+/* Each instruction once; rigs/ know the values that it finds. Returns how many results were wrong. */
+static __attribute__((noinline)) u64 watch_reads(void)
+{
+	static u64 copy;
+	u64 *word = &watch_word, wrong = 0, value, count;
+	const void *from;
+	void *to;
+
+	__asm__ volatile("movq %1, (%0)" : : "r"(word), "r"(0x1122334455667788ul) : "memory");
+	__asm__ volatile("movq (%1), %0" : "=r"(value) : "r"(word) : "memory");
+	wrong += value != 0x1122334455667788ul;
+	__asm__ volatile("movl (%1), %k0" : "=r"(value) : "r"(word) : "memory");
+	wrong += value != 0x55667788ul;
+	__asm__ volatile("movzbl 7(%1), %k0" : "=r"(value) : "r"(word) : "memory");
+	wrong += value != 0x11ul;
+	__asm__ volatile("addq (%1), %0" : "+r"(value) : "r"(word) : "memory", "cc");
+	wrong += value != 0x1122334455667799ul;
+	__asm__ volatile("cmpq %0, (%1)" : : "r"(value), "r"(word) : "memory", "cc");
+	__asm__ volatile("testb $1, (%0)" : : "r"(word) : "memory", "cc");
+	__asm__ volatile("pushq (%1)\n\tpopq %0" : "=r"(value) : "r"(word) : "memory");
+	wrong += value != 0x1122334455667788ul;
+	from = word;
+	__asm__ volatile("lodsq" : "+S"(from), "=a"(value) : : "memory");
+	wrong += value != 0x1122334455667788ul || from != word + 1;
+	/* Half of it in front of the word. */
+	__asm__ volatile("movl -2(%1), %k0" : "=r"(value) : "r"(word) : "memory");
+	/* The neighbours. */
+	__asm__ volatile("movq -8(%1), %0\n\tmovq 8(%1), %0" : "=&r"(value) : "r"(word) : "memory");
+	__asm__ volatile("incq (%0)" : : "r"(word) : "memory", "cc");
+	value = 0x10;
+	__asm__ volatile("lock xaddq %0, (%1)" : "+r"(value) : "r"(word) : "memory", "cc");
+	wrong += value != 0x1122334455667789ul;
+	value = 5;
+	__asm__ volatile("xchgq %0, (%1)" : "+r"(value) : "r"(word) : "memory");
+	wrong += value != 0x1122334455667799ul;
+	__asm__ volatile("movq $6, (%0)" : : "r"(word) : "memory");
+	from = word;
+	to = &copy;
+	count = 4;
+	__asm__ volatile("rep movsb" : "+S"(from), "+D"(to), "+c"(count) : : "memory");
+	wrong += count != 0 || copy != 6;
+	return wrong;
+}
+
+int scenario_watchread(u64 loads)
+{
+	u64 wrong, sum = 0;
+
+	wrong = watch_reads();
+	for (u64 i = 0; i < loads; i++)
+		sum += *(volatile u64 *)&watch_word;
+	if (wrong || sum != 6 * loads) {
+		fail_got("watchread", "results", wrong, 0);
+		return 1;
+	}
+	begin_ok("watchread");
+	put_field(" loads=", loads);
+	end_line();
+	return 0;
+}
+
+/* Loads to a vector register, which the host's emulator does not know; one begins in front of the word. */
+int scenario_watchreadvector(u64 loads)
+{
+	u64 from[2], before[2], wrong = 0;
+
+	use_vector_registers();
+	for (u64 i = 1; i <= loads; i++) {
+		__asm__ volatile("movq %1, (%0)" : : "r"(&watch_word), "r"(i) : "memory");
+		__asm__ volatile("movups (%1), %%xmm0\n\tmovups %%xmm0, (%0)"
+				 : : "r"(from), "r"(&watch_word) : "memory");
+		__asm__ volatile("movups -8(%1), %%xmm0\n\tmovups %%xmm0, (%0)"
+				 : : "r"(before), "r"(&watch_word) : "memory");
+		wrong += from[0] != i || before[1] != i;
+	}
+	if (wrong) {
+		fail_got("watchreadvector", "results", wrong, 0);
+		return 1;
+	}
+	begin_ok("watchreadvector");
+	put_field(" loads=", loads);
+	end_line();
+	return 0;
+}
+
+/* The table of interrupts is loaded from the word and the next two bytes, and locked instructions add to bytes 1 to 4 of the word. */
+static __attribute__((noinline)) u64 watch_odd(void)
+{
+	struct {
+		u64 first;
+		u16 last;
+	} __attribute__((packed)) before, after;
+	u64 *word = &watch_word, wrong = 0, value;
+
+	__asm__ volatile("sidt %0" : "=m"(before));
+	__asm__ volatile("movq %1, (%0)\n\tmovw %2, 8(%0)"
+			 : : "r"(word), "r"(before.first), "r"(before.last) : "memory");
+	__asm__ volatile("lidt (%0)" : : "r"(word) : "memory");
+	__asm__ volatile("sidt %0" : "=m"(after));
+	wrong += after.first != before.first || after.last != before.last;
+	__asm__ volatile("movq $0, (%0)" : : "r"(word) : "memory");
+	__asm__ volatile("lock incl 1(%0)" : : "r"(word) : "memory", "cc");
+	value = 2;
+	__asm__ volatile("lock xaddl %k0, 1(%1)" : "+r"(value) : "r"(word) : "memory", "cc");
+	wrong += value != 1;
+	__asm__ volatile("movq (%1), %0" : "=r"(value) : "r"(word) : "memory");
+	wrong += value != 0x300;
+	return wrong;
+}
+
+int scenario_watchodd(u64 rounds)
+{
+	u64 wrong = 0;
+
+	for (u64 i = 0; i < rounds; i++)
+		wrong += watch_odd();
+	if (wrong) {
+		fail_got("watchodd", "results", wrong, 0);
+		return 1;
+	}
+	begin_ok("watchodd");
+	put_field(" rounds=", rounds);
+	end_line();
+	return 0;
+}
+
+/* The sum of the values that both vCPUs have read. */
+static u64 read_sum;
+
+/* Two vCPUs read what both add to: the values never fall. */
+static int watch_read_round(struct percpu *cpu, u64 rounds)
+{
+	u64 value, seen = 0;
+
+	for (u64 i = 0; i < rounds; i++) {
+		__asm__ volatile("lock incq %0" : "+m"(watch_word) : : "cc");
+		__asm__ volatile("movq %1, %0" : "=r"(value) : "m"(watch_word));
+		if (value <= seen)
+			__asm__ volatile("lock incq %0" : "+m"(lost) : : "cc");
+		seen = value;
+		__asm__ volatile("lock addq %1, %0" : "+m"(read_sum) : "r"(value) : "cc");
+	}
+	return cpu == 0;
+}
+
+int scenario_watchreadsmp(u64 rounds)
+{
+	u64 before = watch_word;
+
+	if (run_on_both("watchreadsmp", watch_read_round, rounds))
+		return 1;
+	if (watch_word - before != 2 * rounds || lost) {
+		fail_got("watchreadsmp", "word", watch_word - before, 2 * rounds);
+		return 1;
+	}
+	begin_ok("watchreadsmp");
+	put_field(" rounds=", rounds);
+	put_field(" sum=", read_sum);
+	end_line();
+	return 0;
+}
+
 /* Three locked instructions a round. Each must find what another has left. */
 static int watch_round(struct percpu *cpu, u64 rounds)
 {
@@ -131,13 +301,14 @@ int scenario_watchsmp(u64 rounds)
 /* Stores of 16 bytes from a vector register, which the host's emulator does not know. */
 int scenario_watchvector(u64 stores)
 {
-	u64 cr4;
+	u64 pair[2] = { 0, 0 };
 
-	__asm__ volatile("mov %%cr4, %0" : "=r"(cr4));
-	__asm__ volatile("mov %0, %%cr4" : : "r"(cr4 | CR4_OSFXSR));
-	for (u64 i = 1; i <= stores; i++)
-		__asm__ volatile("movq %0, %%xmm0\n\tmovups %%xmm0, (%1)"
-				 : : "r"(i), "r"(&watch_word) : "memory");
+	use_vector_registers();
+	for (u64 i = 1; i <= stores; i++) {
+		pair[0] = i;
+		__asm__ volatile("movups (%0), %%xmm0\n\tmovups %%xmm0, (%1)"
+				 : : "r"(pair), "r"(&watch_word) : "memory");
+	}
 	if (watch_word != stores) {
 		fail_got("watchvector", "word", watch_word, stores);
 		return 1;

@@ -28,6 +28,6 @@ pub use inject::{Due, Injection};
 pub use probe_config::{Action, ProbeConfig};
 pub use program_conflict::{ProgramConflict, RequestedProbes};
 pub use spec::{
-    DataBase, FilePlace, Location, MarkNames, ModuleSpec, ProbeKind, ProbeSpec, ProgramCode,
-    SpecError, SpecProblem, WatchedData,
+    DataBase, FilePlace, Location, MAX_WATCHED_BYTES, MarkNames, ModuleSpec, ProbeKind, ProbeSpec,
+    ProgramCode, SpecError, SpecProblem, WatchedAccess, WatchedData,
 };

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use events::{
-    DataWrite, Event, Field, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task,
+    DataRead, DataWrite, Event, Field, Hex, Note, Param, ProgramFrame, Registers, StackFrame, Task,
 };
 use manifest::ProbeKind;
 
@@ -72,9 +72,10 @@ impl Formatter {
                     (None, Some(_)) => function(&hit.symbol),
                     (None, None) => entry(&hit.symbol),
                 };
-                let said = match &hit.write {
-                    Some(write) => written(write, &hit.symbol),
-                    None => format!("({})", params.join(", ")),
+                let said = match (&hit.write, &hit.read) {
+                    (Some(write), _) => written(write, &hit.symbol),
+                    (None, Some(read)) => was_read(read, &hit.symbol),
+                    (None, None) => format!("({})", params.join(", ")),
                 };
                 self.row(when, depth, &function, &said, out);
                 self.task_details(hit.task.as_ref(), out);
@@ -296,7 +297,22 @@ fn function(symbol: &str) -> String {
 
 /// A write, behind the name of the watched data.
 fn written(write: &DataWrite, symbol: &str) -> String {
-    format!(" = {}, was {}, by {symbol}", write.new, write.old)
+    let part = part(write.offset);
+    format!("{part} = {}, was {}, by {symbol}", write.new, write.old)
+}
+
+/// A read, behind the name of the watched data.
+fn was_read(read: &DataRead, symbol: &str) -> String {
+    let part = part(read.offset);
+    format!("{part} is {}, read by {symbol}", read.value)
+}
+
+/// The offset of a word in a watchpoint of several.
+fn part(offset: u16) -> String {
+    match offset {
+        0 => String::new(),
+        offset => format!("+{offset:#x}"),
+    }
 }
 
 fn is_at_marks(probe: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use events::{DataWrite, Hit, ProbeState};
+use events::{DataRead, DataWrite, Hit, ProbeState};
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
@@ -56,6 +56,60 @@ fn assert_chained(name: &str, writes: &[(Hit, DataWrite)]) {
     for (before, after) in writes.iter().zip(&writes[1..]) {
         assert_eq!(before.1.new, after.1.old, "{name}: {before:?} {after:?}");
     }
+}
+
+/// `cat` reads the sysctl's value once. The command line sets it, too, before.
+const READS: &str = "watch:panic_timeout:rw";
+const EXPECTED_READS: &str = "[[expect]]
+probe = 'watch:panic_timeout:rw'
+exactly = 41
+";
+const READ_SCRIPT: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /proc
+$b mount -t proc proc /proc
+i=1
+while [ $i -le 20 ]; do
+    echo $i >/proc/sys/kernel/panic
+    [ $($b cat /proc/sys/kernel/panic) = $i ] || echo wrong value
+    i=$((i + 1))
+done
+$b poweroff -f
+"#;
+
+fn check_reads(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, READ_SCRIPT).cpus(2);
+    let boot = boot.expecting(EXPECTED_READS).probe(READS);
+    let ran = boot.run();
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
+    assert!(!ran.console.contains("wrong value"), "{}", ran.console);
+    let summary = ran.summary();
+    let summed = probe(&summary, READS);
+    assert!(summed.missed.is_empty(), "{summed:?}");
+    println!("{image}: {} exits for {} hits", summed.exits, summed.hits);
+    let hits = ran.hits();
+    let (at_boot, by_script) = hits.split_first().expect("41 hits");
+    assert!(at_boot.write.is_some(), "{at_boot:?}");
+    let accesses = by_script.iter().map(|hit| (hit.write, hit.read));
+    let accesses: Vec<(Option<DataWrite>, Option<DataRead>)> = accesses.collect();
+    for (round, pair) in (1..).zip(accesses.chunks(2)) {
+        let [(Some(write), None), (None, Some(read))] = pair else {
+            panic!("{pair:?}");
+        };
+        assert_eq!((write.new.0, read.value.0), (round, round));
+        assert_eq!((read.at, read.bytes), (write.at, 4));
+    }
+    for hit in hits.iter().filter(|hit| hit.read.is_some()) {
+        assert!(hit.symbol.contains("proc_dointvec"), "{hit:?}");
+        let task = hit.task.as_ref().expect("a task");
+        assert_eq!(task.comm, "busybox", "{hit:?}");
+    }
+}
+
+#[test]
+fn reads_of_a_variable_of_debian_6_1_are_those_of_the_workload() {
+    check_reads("debian-6.1");
 }
 
 fn check(image: &str) {

@@ -107,6 +107,12 @@ tests! {
     watch_live = "watch-live",
     watch_many = "watch-many",
     watch_many_removed = "watch-many-removed",
+    watch_reads = "watch-reads",
+    watch_reads_smp = "watch-reads-smp",
+    watch_vector = "watch-vector",
+    watch_reads_vector = "watch-reads-vector",
+    watch_odd = "watch-odd",
+    watch_range = "watch-range",
 }
 
 /// Runs a case with each byte that can be planted; bytes for which the host delivers no trap are left out.

@@ -23,4 +23,5 @@ pub use plant::{
 };
 pub use step_over::{
     KernelTables, KnowsTables, Passed, RFLAGS_RF, general_register, next_places, pass,
+    read_operands,
 };

@@ -34,6 +34,15 @@ pub enum Trap {
         /// 1 to 8.
         len: usize,
     },
+    /// KVM emulates an instruction that reads a protected page, and has got the bytes. The registers are those in front of the instruction.
+    GuestRead {
+        /// Guest-physical address of the read.
+        gpa: Gpa,
+        /// Read bytes; the first [`Trap::GuestRead::len`] bytes count.
+        bytes: [u8; 8],
+        /// 1 to 8.
+        len: usize,
+    },
     /// The instruction at RIP, or the delivery of an event in front of the instruction
     /// ([`VcpuRegisters::undelivered_event`](crate::VcpuRegisters::undelivered_event)), makes an access to a protected page that exits, or lies
     /// on such a page. Nothing has been executed or written.

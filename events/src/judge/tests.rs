@@ -32,6 +32,7 @@ fn hit(probe: &str, second: u64) -> Event {
         regs: Registers::default(),
         args: [7, 8, 9, 10, 11, 12].map(Hex),
         write: None,
+        read: None,
         task: None,
         params: None,
         fields: None,

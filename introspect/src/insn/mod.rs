@@ -8,7 +8,8 @@
 //! whether a copy has the same effect at any address. [`next_places`] returns the places where the
 //! processor can be after the hardware has executed the original instruction. [`ends_with_call`]
 //! says whether an address may be a return address. [`relative_address`] and [`relative_use`]
-//! describe a RIP-relative operand in memory.
+//! describe a RIP-relative operand in memory. [`read_operands`] returns the memory that an
+//! instruction reads, and [`operand_read`] says whether the instruction also writes the memory.
 //!
 //! The emulator is exact or absent. If the emulator cannot match the hardware exactly (a value that
 //! the manuals leave undefined and processors disagree on, an exception, a locked access), the
@@ -28,6 +29,7 @@ mod decode;
 mod emulate;
 mod flow;
 mod next;
+mod operands;
 mod plain;
 mod port;
 mod reason;
@@ -43,6 +45,7 @@ pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, Step, branch_into, has_indirect_jump, indirect_jump, step};
 pub use next::{Next, next_places, tables_after};
+pub use operands::{OperandRead, is_repeated, operand_read, read_operands};
 pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
 pub use reason::Reason;

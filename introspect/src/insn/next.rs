@@ -129,7 +129,7 @@ fn indirect<C: Cpu + ?Sized>(cpu: &mut C, insn: &Instruction) -> Option<Gva> {
 }
 
 /// The value of a register that is part of an address.
-fn value<C: Cpu + ?Sized>(cpu: &mut C, register: Register) -> Option<u64> {
+pub(super) fn value<C: Cpu + ?Sized>(cpu: &mut C, register: Register) -> Option<u64> {
     match register {
         Register::FS => cpu.segment_base(Segment::Fs).ok(),
         Register::GS => cpu.segment_base(Segment::Gs).ok(),

@@ -5,6 +5,7 @@ mod classes;
 mod effects;
 mod flow;
 mod next;
+mod operands;
 mod properties;
 mod stack;
 mod status;

@@ -96,12 +96,12 @@ pub enum SpecProblem {
     /// A watchpoint at an address, without a length.
     #[error("the length of the data at an address is not known")]
     NoLength,
-    /// A length of watched data that no store has.
-    #[error("`{0}` is not a length of watched data: 1, 2, 4 or 8 bytes")]
+    /// A length that no watchpoint has.
+    #[error("`{0}` is not a length of watched data: 1 to 4096 bytes")]
     BadLength(String),
-    /// A watchpoint for other accesses than writes.
-    #[error("this version watches writes, `w`, and not `{0}`")]
-    OnlyWrites(String),
+    /// An access that no watchpoint has.
+    #[error("`{0}` is not an access: `w` for writes, `r` for reads, `rw` for both")]
+    BadAccess(String),
     /// A file without a function or an offset.
     #[error("it does not say where in the file: the function or offset is missing")]
     NoPlaceInFile,
@@ -143,8 +143,12 @@ impl SpecError {
             }
             SpecProblem::NoLength => Some("write watch:ADDRESS:8, for 8 bytes".to_owned()),
             SpecProblem::BadLength(_) => {
-                Some("write a watchpoint for each part: watch:NAME:8 and watch:NAME+8:8".to_owned())
+                Some("write watch:NAME:8, or watch:NAME+OFFSET:8 for a part".to_owned())
             }
+            SpecProblem::BadAccess(access) if access == "x" => {
+                Some("write kprobe:SYMBOL or kprobe:0xADDRESS for executions".to_owned())
+            }
+            SpecProblem::BadAccess(_) => Some("write watch:NAME:8:rw".to_owned()),
             SpecProblem::NoPlaceInFile => {
                 Some("write uprobe:PATH:FUNCTION or uprobe:PATH:0xOFFSET".to_owned())
             }
@@ -152,7 +156,6 @@ impl SpecError {
             SpecProblem::BadPath(_) => {
                 Some("write the path that /proc/PID/maps shows, like /usr/bin/env".to_owned())
             }
-            SpecProblem::OnlyWrites(_) => Some("leave it out".to_owned()),
             SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {
                 Some(kind) => format!("did you mean `{kind}`?"),
                 None => format!("there is: {existing}"),

@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 pub use error::{SpecError, SpecProblem};
 pub use module::ModuleSpec;
 pub use program_code::{FilePlace, MarkNames, ProgramCode};
-pub use watched::{DataBase, WatchedData};
+pub use watched::{DataBase, MAX_WATCHED_BYTES, WatchedAccess, WatchedData};
 
 /// Kind of the probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -272,35 +272,60 @@ fn watched_data_has_a_base_and_a_length() {
         offset,
     };
     let address = DataBase::Address(Gva(0xffff_ffff_82a0_c0a8));
-    for (text, base, bytes, canonical) in [
+    for (text, base, bytes, access, canonical) in [
         (
             "watch:jiffies",
             variable("jiffies", 0),
             None,
+            WatchedAccess::Writes,
             "watch:jiffies",
         ),
         (
             "watch:init_task.thread_info.flags",
             variable("init_task.thread_info.flags", 0),
             None,
+            WatchedAccess::Writes,
             "watch:init_task.thread_info.flags",
         ),
         (
             "watch:panic_timeout+2:2:w",
             variable("panic_timeout", 2),
             Some(2),
+            WatchedAccess::Writes,
             "watch:panic_timeout+0x2:2",
         ),
         (
             "watch:0xffffffff82a0c0a8:8",
-            address,
+            address.clone(),
             Some(8),
+            WatchedAccess::Writes,
             "watch:0xffffffff82a0c0a8:8",
+        ),
+        (
+            "watch:0xffffffff82a0c0a8:4096:r",
+            address,
+            Some(4096),
+            WatchedAccess::Reads,
+            "watch:0xffffffff82a0c0a8:4096:r",
+        ),
+        (
+            "watch:jiffies:rw",
+            variable("jiffies", 0),
+            None,
+            WatchedAccess::Both,
+            "watch:jiffies:rw",
         ),
     ] {
         let spec = parsed(text);
         assert_eq!((spec.kind, &spec.module), (ProbeKind::Watch, &None));
-        assert_eq!(spec.location, Location::Data(WatchedData { base, bytes }));
+        assert_eq!(
+            spec.location,
+            Location::Data(WatchedData {
+                base,
+                bytes,
+                access
+            })
+        );
         assert_eq!(spec.to_string(), canonical);
         assert_eq!(parsed(canonical), spec);
         assert_eq!(spec.location.is_address(), canonical.contains(":0x"));
@@ -332,16 +357,28 @@ fn unsuitable_watchpoints_are_refused_with_a_remedy() {
             Some("write watch:ADDRESS:8, for 8 bytes"),
         ),
         (
-            "watch:x:16",
-            "`16` is not a length of watched data: 1, 2, 4 or 8 bytes",
-            "16",
-            Some("write a watchpoint for each part: watch:NAME:8 and watch:NAME+8:8"),
+            "watch:x:4097",
+            "`4097` is not a length of watched data: 1 to 4096 bytes",
+            "4097",
+            Some("write watch:NAME:8, or watch:NAME+OFFSET:8 for a part"),
         ),
         (
-            "watch:x:4:rw",
-            "this version watches writes, `w`, and not `rw`",
-            "rw",
-            Some("leave it out"),
+            "watch:x:4:wr",
+            "`wr` is not an access: `w` for writes, `r` for reads, `rw` for both",
+            "wr",
+            Some("write watch:NAME:8:rw"),
+        ),
+        (
+            "watch:x:4:x",
+            "`x` is not an access: `w` for writes, `r` for reads, `rw` for both",
+            "x",
+            Some("write kprobe:SYMBOL or kprobe:0xADDRESS for executions"),
+        ),
+        (
+            "watch:x:+4",
+            "`+4` is not a length of watched data: 1 to 4096 bytes",
+            "+4",
+            Some("write watch:NAME:8, or watch:NAME+OFFSET:8 for a part"),
         ),
         (
             "watch:0x10+4:4",

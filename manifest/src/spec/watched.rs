@@ -1,4 +1,4 @@
-//! Watched data, as users write it: `jiffies`, `init_task.flags`, `panic_timeout:4`, `0xffffffff82a0c0a8:8:w`.
+//! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`.
 
 use std::fmt;
 
@@ -7,18 +7,60 @@ use address::Gva;
 use super::piece::{Piece, check_characters, parse_address, parse_offset};
 use super::{SpecError, SpecProblem};
 
-/// The lengths of watched data, bytes.
-const LENGTHS: [(&str, u8); 4] = [("1", 1), ("2", 2), ("4", 4), ("8", 8)];
-/// The access that is watched: each write.
-const WRITES: &str = "w";
+/// The most bytes of a watchpoint.
+pub const MAX_WATCHED_BYTES: u16 = 4096;
+
+/// The accesses that are hits of a watchpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WatchedAccess {
+    /// Writes.
+    #[default]
+    Writes,
+    /// Reads, those of an instruction that also writes included.
+    Reads,
+    /// Reads and writes: an instruction that does both is one hit.
+    Both,
+}
+
+impl WatchedAccess {
+    const ALL: [Self; 3] = [Self::Writes, Self::Reads, Self::Both];
+
+    /// The notation.
+    #[must_use]
+    pub const fn keyword(self) -> &'static str {
+        match self {
+            Self::Writes => "w",
+            Self::Reads => "r",
+            Self::Both => "rw",
+        }
+    }
+
+    /// Whether reads are hits.
+    #[must_use]
+    pub const fn has_reads(self) -> bool {
+        matches!(self, Self::Reads | Self::Both)
+    }
+
+    /// Whether writes are hits.
+    #[must_use]
+    pub const fn has_writes(self) -> bool {
+        matches!(self, Self::Writes | Self::Both)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.keyword() == text)
+    }
+}
 
 /// The bytes of a watchpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WatchedData {
     /// The first byte.
     pub base: DataBase,
-    /// The number of bytes: 1, 2, 4 or 8. `None`: the length of the variable or member, by its type.
-    pub bytes: Option<u8>,
+    /// The number of bytes, 1 to [`MAX_WATCHED_BYTES`]. `None`: the length of the variable or member, by its type.
+    pub bytes: Option<u16>,
+    /// The accesses that are hits.
+    pub access: WatchedAccess,
 }
 
 /// The address of watched data.
@@ -42,25 +84,32 @@ impl fmt::Display for WatchedData {
             DataBase::Variable { name, offset } => write!(f, "{name}+{offset:#x}")?,
             DataBase::Address(address) => write!(f, "{address}")?,
         }
-        match self.bytes {
-            Some(bytes) => write!(f, ":{bytes}"),
-            None => Ok(()),
+        if let Some(bytes) = self.bytes {
+            write!(f, ":{bytes}")?;
+        }
+        match self.access {
+            WatchedAccess::Writes => Ok(()),
+            other => write!(f, ":{}", other.keyword()),
         }
     }
 }
 
-/// Parses `BASE`, `BASE:LENGTH` and `BASE:LENGTH:w`.
+/// Parses `BASE`, `BASE:LENGTH`, `BASE:ACCESS` and `BASE:LENGTH:ACCESS`.
 pub(super) fn parse(place: Piece<'_>) -> Result<WatchedData, SpecError> {
-    let (base, length) = match place.split(':') {
+    let (base, behind) = match place.split(':') {
         Some((base, behind)) => (base, Some(behind)),
         None => (place, None),
     };
-    let bytes = length.map(parse_length).transpose()?;
+    let (bytes, access) = behind.map_or(Ok((None, WatchedAccess::default())), parse_length)?;
     let base = parse_base(base)?;
     if bytes.is_none() && matches!(base, DataBase::Address(_)) {
         return Err(place.is(SpecProblem::NoLength));
     }
-    Ok(WatchedData { base, bytes })
+    Ok(WatchedData {
+        base,
+        bytes,
+        access,
+    })
 }
 
 fn parse_base(base: Piece<'_>) -> Result<DataBase, SpecError> {
@@ -85,20 +134,29 @@ fn parse_base(base: Piece<'_>) -> Result<DataBase, SpecError> {
     })
 }
 
-/// Parses `LENGTH` and `LENGTH:w`.
-fn parse_length(text: Piece<'_>) -> Result<u8, SpecError> {
+/// Parses `LENGTH`, `ACCESS` and `LENGTH:ACCESS`.
+fn parse_length(text: Piece<'_>) -> Result<(Option<u16>, WatchedAccess), SpecError> {
+    if let Some(access) = WatchedAccess::parse(text.text) {
+        return Ok((None, access));
+    }
     let (length, access) = match text.split(':') {
         Some((length, access)) => (length, Some(access)),
         None => (text, None),
     };
-    let known = LENGTHS.iter().find(|(known, _)| *known == length.text);
-    let Some((_, bytes)) = known else {
+    let is_number = length
+        .text
+        .starts_with(|first: char| first.is_ascii_digit());
+    let bytes = length.text.parse().ok().filter(|_| is_number);
+    let bytes = bytes.filter(|bytes| (1..=MAX_WATCHED_BYTES).contains(bytes));
+    let Some(bytes) = bytes else {
         return Err(length.is(SpecProblem::BadLength(length.text.to_owned())));
     };
-    match access {
-        Some(access) if access.text != WRITES => {
-            Err(access.is(SpecProblem::OnlyWrites(access.text.to_owned())))
-        }
-        _ => Ok(*bytes),
-    }
+    let access = match access {
+        Some(access) => match WatchedAccess::parse(access.text) {
+            Some(known) => known,
+            None => return Err(access.is(SpecProblem::BadAccess(access.text.to_owned()))),
+        },
+        None => WatchedAccess::default(),
+    };
+    Ok((Some(bytes), access))
 }

@@ -33,6 +33,7 @@ mod probe_list;
 mod program_stacks;
 mod programs;
 mod protected_accesses;
+mod protected_alone;
 mod protections;
 mod records;
 mod register;

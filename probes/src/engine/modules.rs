@@ -247,7 +247,7 @@ impl ModuleWatch {
             .map(|probe| (probe.id, Arc::clone(&probe.name)))
             .collect();
         let mut after = Vec::with_capacity(before.len());
-        let mut number = ProbeNumber::new(before.len());
+        let mut number = ProbeNumber::new(before.len(), 0);
         for probe in before.iter() {
             after.push(Arc::clone(probe));
             let spec = probe.in_module.as_ref();

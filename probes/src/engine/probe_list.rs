@@ -65,7 +65,10 @@ impl ProbeList {
     ) -> Result<Vec<Arc<Probe>>, ResolveError> {
         let slide = slide.unwrap_or(0);
         let mut probes = Vec::new();
-        let mut number = ProbeNumber::new(self.list.load().len());
+        let present = self.list.load();
+        let words = present.iter().filter_map(|probe| probe.place());
+        let words = words.map(|place| place.words()).sum();
+        let mut number = ProbeNumber::new(present.len(), words);
         for ProbeConfig {
             at: spec,
             action,
@@ -128,6 +131,7 @@ impl ProbeList {
             };
             let found = resolve(&self.running.kernel, spec, slide)?;
             number.add(spec, found.len())?;
+            number.add_words(spec, found.iter().map(Resolved::words).sum())?;
             let mut remark = (spec.kind == ProbeKind::Tracepoint)
                 .then(|| remark(&self.running.kernel, spec))
                 .flatten();

@@ -1,4 +1,4 @@
-//! The protected pages of RAM: the pages of watched data, whose writes exit, and those of probed programs, whose accesses exit.
+//! The protected pages of RAM: the pages of watched data, whose writes or accesses exit, and those of probed programs, whose accesses exit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ pub(crate) struct Protections(Mutex<Pages>);
 
 #[derive(Debug, Default)]
 struct Pages {
-    watched: BTreeSet<Gpa>,
+    watched: BTreeMap<Gpa, Protection>,
     code: BTreeSet<Gpa>,
     /// Whether a vCPU that runs alone may access all pages.
     lifted: bool,
@@ -29,7 +29,7 @@ impl Protections {
     pub(crate) fn watch(
         &self,
         paused: &dyn Paused,
-        pages: &BTreeSet<Gpa>,
+        pages: &BTreeMap<Gpa, Protection>,
     ) -> Result<(), GuestError> {
         let mut now = self.lock();
         apply(paused, pages, &now.code, now.lifted)?;
@@ -58,13 +58,12 @@ impl Protections {
 
 fn apply(
     paused: &dyn Paused,
-    watched: &BTreeSet<Gpa>,
+    watched: &BTreeMap<Gpa, Protection>,
     code: &BTreeSet<Gpa>,
     lifted: bool,
 ) -> Result<(), GuestError> {
-    let watched = watched.iter().map(|page| (*page, Protection::Writes));
-    let code = code.iter().map(|page| (*page, Protection::Accesses));
-    let all: BTreeMap<Gpa, Protection> = watched.chain(code).collect();
+    let mut all = watched.clone();
+    all.extend(code.iter().map(|page| (*page, Protection::Accesses)));
     paused.protect_pages(&all)?;
     if lifted {
         // A vCPU that runs alone has reached a probe whose hit changes the pages.

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use detour::{Detour, Record};
-use events::{DataWrite, Fields, Param, ProbeState, Task};
+use events::{Fields, Param, ProbeState, Task};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
 use crate::arguments::as_function;
 use crate::engine::hit_arguments::{FoundArguments, HitArguments};
-use crate::engine::reporter::{Meaning, Reporter, ReturnedCall};
+use crate::engine::reporter::{DataAccess, Meaning, Reporter, ReturnedCall};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
 use crate::engine::stacks::{Stack, Stacks};
@@ -269,7 +269,7 @@ impl Records {
         ring.open()
     }
 
-    /// Reports a hit. A hit of a watchpoint has a `write`: the symbol of the instruction at `ip`, which writes, and the bytes.
+    /// Reports a hit. A hit of a watchpoint has `data`: the symbol of the instruction at `ip`, and its access.
     ///
     /// # Errors
     ///
@@ -280,10 +280,10 @@ impl Records {
         probe: &Probe,
         ip: Gva,
         arguments: HitArguments<'_>,
-        write: Option<(Arc<str>, DataWrite)>,
+        data: Option<(Arc<str>, DataAccess)>,
     ) -> Result<(), GuestError> {
         let meaning = Meaning {
-            write,
+            data,
             ..self.meaning(hit, probe, ip, arguments)?
         };
         // Earlier records are reported first.
@@ -410,7 +410,7 @@ impl Records {
             params: signature.as_ref().map(params),
             fields,
             arguments: read,
-            write: None,
+            data: None,
             in_program: None,
             stack,
         })

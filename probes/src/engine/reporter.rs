@@ -4,12 +4,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use address::Gva;
-use events::{DataWrite, Event, EventSink, Fields, Hex, Hit, Note, Param, Registers, Return, Task};
+use events::{
+    DataRead, DataWrite, Event, EventSink, Fields, Hex, Hit, Note, Param, Registers, Return, Task,
+};
 
 use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
 use crate::registry::Probe;
 use crate::returns::{Calls, Instance};
+
+/// An access to watched bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DataAccess {
+    Read(DataRead),
+    Write(DataWrite),
+}
 
 /// The meaning of a hit beside its registers.
 #[derive(Debug, Default)]
@@ -23,8 +32,8 @@ pub(crate) struct Meaning {
     pub(crate) stack: Option<Stack>,
     /// The arguments of a system call or tracepoint, which are not in the vCPU's registers.
     pub(crate) arguments: Option<[u64; 6]>,
-    /// Of a watchpoint: the write, and the symbol of the instruction that writes.
-    pub(crate) write: Option<(Arc<str>, DataWrite)>,
+    /// Of a watchpoint: the access, and the symbol of the instruction that makes it.
+    pub(crate) data: Option<(Arc<str>, DataAccess)>,
     /// Of a probe in a program: the name of the instruction, and the number of calls in flight further up the stack.
     pub(crate) in_program: Option<(Arc<str>, usize)>,
 }
@@ -82,8 +91,8 @@ impl Reporter {
         meaning: Meaning,
     ) {
         let enclosing = || self.calls.enclosing(regs.rsp);
-        let (symbol, write, depth) = match (meaning.write, meaning.in_program) {
-            (Some((symbol, write)), _) => (symbol, Some(write), enclosing()),
+        let (symbol, data, depth) = match (meaning.data, meaning.in_program) {
+            (Some((symbol, data)), _) => (symbol, Some(data), enclosing()),
             (None, Some((symbol, depth))) => (symbol, None, depth),
             (None, None) => match probe.place() {
                 Some(place) => (Arc::clone(&place.symbol), None, enclosing()),
@@ -91,6 +100,11 @@ impl Reporter {
             },
         };
         let regs = registers(regs, ip);
+        let (write, read) = match data {
+            Some(DataAccess::Write(write)) => (Some(write), None),
+            Some(DataAccess::Read(read)) => (None, Some(read)),
+            None => (None, None),
+        };
         let (stack, stack_incomplete, program) = Stack::parts(meaning.stack);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
@@ -99,6 +113,7 @@ impl Reporter {
             ip,
             symbol,
             write,
+            read,
             depth,
             args: meaning
                 .arguments

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use address::Gva;
-use text::{GuestError, KvmVcpu, PlantByte, To, Written};
+use text::{GuestError, KvmVcpu, PlantByte, To, Vcpu as _, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use crate::engine::Engine;
@@ -31,6 +31,10 @@ impl Engine {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(outcome_of(self.writes.on_guest_write(gpa, data)?));
+            }
+            (Trap::GuestRead { gpa, bytes, len }, _) => {
+                let data = &bytes[..len.min(8)];
+                self.protected_accesses.on_guest_read(vcpu, gpa, data)?
             }
             (Trap::ProtectedAccess { at }, _) => {
                 self.protected_accesses.on_protected_access(vcpu, at)?
@@ -83,6 +87,15 @@ impl Engine {
                     HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
                 })
             }
+            Trap::EmulationFailure | Trap::GuestRead { .. } => {
+                let at = Gva(vcpu.regs()?.rip);
+                let accesses = &self.protected_accesses;
+                let hit = accesses.on_paused_protected_access(vcpu, paused, at, run)?;
+                Ok(match hit {
+                    HitOutcome::Resume => TrapOutcome::Resume,
+                    HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
+                })
+            }
             Trap::GuestWrite { gpa, bytes, len } => {
                 let data = &bytes[..len.min(8)];
                 Ok(outcome_of(
@@ -114,6 +127,7 @@ fn name(trap: Trap) -> &'static str {
         Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",
         Trap::HardwareBreakpoint { .. } => "a debug register",
         Trap::GuestWrite { .. } => "a guest write to a probed page",
+        Trap::GuestRead { .. } => "a guest read of a protected page",
         Trap::ProtectedAccess { .. } => "an access to a protected page",
         Trap::MsrWrite { .. } => "the write of an MSR",
         Trap::EmulationFailure => "an instruction that KVM cannot emulate",

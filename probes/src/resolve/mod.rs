@@ -37,10 +37,10 @@ use crate::module::{LoadedModule, TextSymbols};
 
 pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
-#[cfg(test)]
-pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
-pub(crate) use place::ENDBR64;
+#[cfg(test)]
+pub(crate) use number::{PROBES_MAX, WORDS_MAX};
+pub(crate) use place::{ENDBR64, WORD_BYTES};
 pub use place::{Place, PlantTime, Refusal, Via};
 pub use program_problem::ProgramProblem;
 pub use watch_problem::WatchProblem;
@@ -66,6 +66,14 @@ pub struct Resolved {
     pub name: Arc<str>,
     /// The site, or the reason against a probe.
     pub place: Result<Place, Refusal>,
+}
+
+impl Resolved {
+    /// The number of words of watched data that count towards the most of an engine ([`ProbeNumber::add_words`]).
+    #[must_use]
+    pub fn words(&self) -> usize {
+        self.place.as_ref().map_or(0, Place::words)
+    }
 }
 
 /// Resolves `spec` to sites; sites in a module are known once the module is loaded. `slide` is the distance by which the kernel

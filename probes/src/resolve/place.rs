@@ -6,6 +6,7 @@ use address::Gva;
 use events::{AwaitsModule, NotLoaded};
 use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{PatchKind, PatchTime, Symbol};
+use manifest::WatchedAccess;
 
 use super::ResolveProblem;
 use super::clock;
@@ -24,10 +25,12 @@ pub enum Via {
     },
     /// A debug register: the kernel patches this instruction at run time and checks its bytes.
     DebugRegister,
-    /// The page of the data is protected: the guest's writes exit.
+    /// The pages of the data are protected: the guest's accesses exit.
     ProtectedPage {
-        /// The number of watched bytes: 1, 2, 4 or 8.
+        /// The number of watched bytes, at most [`MAX_WATCHED_BYTES`](manifest::MAX_WATCHED_BYTES).
         len: usize,
+        /// The accesses that are hits.
+        access: WatchedAccess,
     },
 }
 
@@ -57,6 +60,19 @@ pub struct Place {
     pub module: Option<Gva>,
     /// Where the arguments are.
     pub arguments: ArgumentSource,
+}
+
+/// The most bytes of a word of watched data.
+pub(crate) const WORD_BYTES: usize = 8;
+
+impl Place {
+    /// The most words of the watched data; 0 at an instruction.
+    pub(crate) const fn words(&self) -> usize {
+        match self.via {
+            Via::ProtectedPage { len, .. } => len.div_ceil(WORD_BYTES) + 1,
+            Via::Plant { .. } | Via::DebugRegister => 0,
+        }
+    }
 }
 
 /// The reason why an existing site cannot be probed.

@@ -1,6 +1,7 @@
 //! The reasons why data cannot be watched.
 
 use address::Gva;
+use manifest::MAX_WATCHED_BYTES;
 
 /// The problem with a watchpoint.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,7 @@ pub enum WatchProblem {
         path: String,
     },
     /// The data has a size that is not watched as a whole.
-    #[error("it has {bytes} bytes, and a watchpoint has 1, 2, 4 or 8")]
+    #[error("it has {bytes} bytes, and a watchpoint has 1 to {MAX_WATCHED_BYTES}")]
     Size {
         /// The size in bytes.
         bytes: u64,
@@ -48,14 +49,6 @@ pub enum WatchProblem {
         name: String,
         /// Its size in bytes.
         size: u64,
-    },
-    /// The bytes are on two pages.
-    #[error("its {len} bytes at {at} lie on two pages")]
-    TwoPages {
-        /// The run-time address.
-        at: Gva,
-        /// The number of bytes.
-        len: usize,
     },
     /// A per-CPU variable: its bytes in the image are not used.
     #[error(
@@ -95,6 +88,20 @@ pub enum WatchProblem {
         /// The object.
         object: String,
     },
+    /// The processor's own reads of the page would exit.
+    #[error(
+        "its page holds `{object}`, which the processor reads without an instruction of the guest"
+    )]
+    ReadByHardware {
+        /// The object.
+        object: String,
+    },
+    /// Too many words in all.
+    #[error("with it, the watchpoints have more than {most} words")]
+    TooManyWords {
+        /// The limit.
+        most: usize,
+    },
     /// A program's handler at a watchpoint.
     #[error("a watchpoint has events, counts or aggregates, and no handlers")]
     Handler,
@@ -113,7 +120,6 @@ impl WatchProblem {
                 name,
                 addresses: addresses.into_iter().map(moved).collect(),
             },
-            Self::TwoPages { at, len } => Self::TwoPages { at: moved(at), len },
             Self::NotData { at } => Self::NotData { at: moved(at) },
             Self::BehindData { at } => Self::BehindData { at: moved(at) },
             other => other,
@@ -146,13 +152,18 @@ impl WatchProblem {
             Self::Size { .. } => Some(
                 "name a member, or write an offset and a length: watch:NAME+OFFSET:8".to_owned(),
             ),
-            Self::TwoPages { .. } => Some("write a watchpoint for each page".to_owned()),
             Self::Code => Some("write kprobe:SYMBOL for its executions".to_owned()),
             Self::PerCpu
             | Self::CodePage
             | Self::Freed
             | Self::BehindData { .. }
             | Self::WrittenByHardware { .. } => Some(BY_FUNCTION.to_owned()),
+            Self::ReadByHardware { .. } => {
+                Some("watch the writes alone: leave out `r`, or write `w`".to_owned())
+            }
+            Self::TooManyWords { .. } => {
+                Some("remove watchpoints, or watch fewer bytes: a word has 8".to_owned())
+            }
             Self::Handler => Some(
                 "give the watchpoint to the engine without a handler, and read its events"
                     .to_owned(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use address::{Gva, PAGE_BYTES};
 use inspect::expression::declared_type;
 use introspect::Symbol;
-use manifest::{DataBase, WatchedData};
+use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedAccess, WatchedData};
 
 use super::place::{Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
@@ -20,7 +20,7 @@ const MAX_NAMESAKES: usize = 16;
 
 /// Objects that the processor or KVM writes by itself, without an instruction of the guest: a page with one of them cannot be protected.
 /// A kernel has some of the names.
-const WRITTEN_BY_HARDWARE: [&str; 22] = [
+const WRITTEN_BY_HARDWARE: [&str; 25] = [
     "init_top_pgt",
     "swapper_pg_dir",
     "early_top_pgt",
@@ -43,6 +43,26 @@ const WRITTEN_BY_HARDWARE: [&str; 22] = [
     "init_stack",
     "hv_clock_boot",
     "wall_clock",
+    // Per-CPU data, but in a kernel for one processor.
+    "steal_time",
+    "apf_reason",
+    "kvm_apic_eoi",
+];
+/// Objects that the processor reads without an operand of an instruction, when it delivers an event.
+/// The descriptors of tables are read by instructions whose operand KVM may fail to emulate; without per-CPU data (a kernel for one
+/// processor), the image has the tables of segments, too.
+const READ_BY_HARDWARE: [&str; 10] = [
+    "idt_table",
+    "debug_idt_table",
+    "bringup_idt_table",
+    "idt_descr",
+    "bringup_idt_descr",
+    "early_gdt_descr",
+    "startup_gdt_descr",
+    "gdt_page",
+    "cpu_tss_rw",
+    // Loaded by `fxrstor` and `xrstor`, whose operand has no known length.
+    "init_fpstate",
 ];
 /// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
 const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
@@ -102,18 +122,19 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
             (found.at.wrapping_add(*offset), bytes, symbol)
         }
     };
-    let len = match size {
-        1 => 1,
-        2 => 2,
-        4 => 4,
-        8 => 8,
-        bytes => return Err(WatchProblem::Size { bytes }),
+    let len = u16::try_from(size).ok();
+    let len = len.filter(|len| (1..=MAX_WATCHED_BYTES).contains(len));
+    let Some(len) = len.map(usize::from) else {
+        return Err(WatchProblem::Size { bytes: size });
     };
-    check(kernel, at, len)?;
+    check(kernel, at, len, data.access)?;
     Ok(Place {
         ip: at,
         symbol: symbol.into(),
-        via: Via::ProtectedPage { len },
+        via: Via::ProtectedPage {
+            len,
+            access: data.access,
+        },
         when: PlantTime::TextPresent,
         init: false,
         module: None,
@@ -189,16 +210,20 @@ fn data_symbol(kernel: &Kernel, name: &str) -> Result<Option<Symbol>, WatchProbl
     Ok(named.pop())
 }
 
-/// Checks that the page of the bytes can be protected.
-fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
-    if within(kernel, PER_CPU, at..at.wrapping_add(1)) {
+/// Checks that the pages of the bytes can be protected.
+fn check(kernel: &Kernel, at: Gva, len: usize, access: WatchedAccess) -> Result<(), WatchProblem> {
+    let bytes = at..at.wrapping_add(len as u64);
+    if within(kernel, PER_CPU, bytes.clone()) {
         return Err(WatchProblem::PerCpu);
     }
     // Between two segments of the file, the image has addresses without memory.
-    if !kernel.image().contains(&at) || kernel.to_physical(at).is_none() {
+    let last = at.wrapping_add(len as u64 - 1);
+    let physical = kernel.to_physical(at).zip(kernel.to_physical(last));
+    let is_one_piece =
+        physical.is_some_and(|(first, end)| end.0.checked_sub(first.0) == Some(len as u64 - 1));
+    if !kernel.image().contains(&at) || !is_one_piece {
         return Err(WatchProblem::NotData { at });
     }
-    let bytes = at..at.wrapping_add(len as u64);
     let end_of_data = kernel.symbols().address_of(END_OF_DATA);
     if end_of_data.is_some_and(|end| end < bytes.end) {
         return Err(WatchProblem::BehindData { at });
@@ -212,29 +237,28 @@ fn check(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
     if kernel.holds_code(at) {
         return Err(WatchProblem::Code);
     }
-    if at.page_offset() + len as u64 > PAGE_BYTES {
-        return Err(WatchProblem::TwoPages { at, len });
-    }
-    let page = at.page()..at.page().wrapping_add(PAGE_BYTES);
+    let pages = at.page()..last.page().wrapping_add(PAGE_BYTES);
     // A page with code is read-only because of its plants, and the kernel patches the code with writes of its own.
-    let overlaps = |text: Range<Gva>| text.start < page.end && page.start < text.end;
-    if kernel.text().is_some_and(overlaps) || within(kernel, INIT, page.clone()) {
+    let overlaps = |text: Range<Gva>| text.start < pages.end && pages.start < text.end;
+    if kernel.text().is_some_and(overlaps) || within(kernel, INIT, pages.clone()) {
         return Err(WatchProblem::CodePage);
     }
-    if within(kernel, SHARED_WITH_KVM, page.clone()) {
+    if within(kernel, SHARED_WITH_KVM, pages.clone()) {
         let object = SHARED_WITH_KVM.0.to_owned();
         return Err(WatchProblem::WrittenByHardware { object });
     }
-    let is_on_page = |symbol: &Symbol| {
-        symbol.address < page.end && symbol.address.wrapping_add(symbol.size.max(1)) > page.start
+    let is_on_pages = |symbol: &Symbol| {
+        symbol.address < pages.end && symbol.address.wrapping_add(symbol.size.max(1)) > pages.start
     };
-    let object = WRITTEN_BY_HARDWARE
-        .iter()
-        .find(|name| kernel.symbols().lookup_all(name).iter().any(is_on_page));
-    match object {
-        Some(object) => Err(WatchProblem::WrittenByHardware {
-            object: (*object).to_owned(),
-        }),
+    let on_pages = |names: &[&str]| {
+        let is_there = |name: &&&str| kernel.symbols().lookup_all(name).iter().any(is_on_pages);
+        names.iter().find(is_there).map(|name| (*name).to_owned())
+    };
+    if let Some(object) = on_pages(&WRITTEN_BY_HARDWARE) {
+        return Err(WatchProblem::WrittenByHardware { object });
+    }
+    match on_pages(&READ_BY_HARDWARE).filter(|_| access.has_reads()) {
+        Some(object) => Err(WatchProblem::ReadByHardware { object }),
         None => Ok(()),
     }
 }

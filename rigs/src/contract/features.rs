@@ -225,6 +225,16 @@ pub const FEATURES: &[Feature] = &[
             "watch-live",
             "watch-many",
             "watch-many-removed",
+            "watch-range",
+        ],
+    ),
+    feature(
+        "watchpoints of reads: each read of the watched bytes is reported once, with the value and the instruction",
+        &[
+            "watch-reads",
+            "watch-reads-smp",
+            "watch-reads-vector",
+            "watch-odd",
         ],
     ),
     feature(

@@ -25,6 +25,7 @@ mod returns;
 mod stock;
 mod text;
 mod watch;
+mod watch_reads;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -70,7 +71,7 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 13] = [
+    const ALL: [&[Case]; 14] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
@@ -84,6 +85,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         &boundaries::CASES,
         &control::CASES,
         &watch::CASES,
+        &watch_reads::CASES,
     ];
     ALL.into_iter().flatten()
 }

@@ -10,7 +10,7 @@ use super::bench::Here;
 use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 
-pub(super) const CASES: [Case; 7] = [
+pub(super) const CASES: [Case; 8] = [
     Case::new("watch", Plants::Chosen, &[1], sequence),
     Case::new("watch-probed", Plants::Each, &[1], probed),
     Case::new("watch-smp", Plants::Chosen, &[2], locked),
@@ -18,9 +18,11 @@ pub(super) const CASES: [Case; 7] = [
     Case::new("watch-live", Plants::Chosen, &[1], live),
     Case::new("watch-many", Plants::Chosen, &[1], many),
     Case::new("watch-many-removed", Plants::Chosen, &[1], many_removed),
+    Case::new("watch-range", Plants::Chosen, &[1], range),
 ];
 
-const WORD: &str = "watch:watch_word:8";
+pub(super) const WORD: &str = "watch:watch_word:8";
+const PARTS_AT_ONCE: &str = "watch:watch_word:4000";
 const LAST_BYTE: &str = "watch:watch_word+0x7:1";
 /// The number of parts of the page with watchpoints of their own, and their length.
 const PARTS: usize = 1000;
@@ -51,18 +53,16 @@ const REPEATED: u64 = 0x200_4141_4141;
 /// The instructions that write to byte 7, by their position in `VALUES`.
 const TO_LAST_BYTE: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13];
 
-fn writes(ran: &Ran, probe: &str) -> Vec<(Hit, DataWrite)> {
+pub(super) fn writes(ran: &Ran, probe: &str) -> Vec<(Hit, DataWrite)> {
     let hits = ran.observer.hits().into_iter();
     let of_probe = hits.filter(|hit| &*hit.probe == probe);
-    let with_write = of_probe.map(|hit| {
-        let write = hit.write.expect("a write");
-        (hit, write)
-    });
-    with_write.collect()
+    of_probe
+        .filter_map(|hit| hit.write.map(|write| (hit, write)))
+        .collect()
 }
 
 /// Asserts that each write has found the value that the write before has left.
-fn assert_chained(writes: &[(Hit, DataWrite)]) {
+pub(super) fn assert_chained(writes: &[(Hit, DataWrite)]) {
     for (before, after) in writes.iter().zip(&writes[1..]) {
         assert_eq!(before.1.new, after.1.old, "{before:?} {after:?}");
     }
@@ -277,4 +277,24 @@ fn many_removed(here: &Here<'_>) {
         ran
     });
     ran.assert_good();
+}
+
+/// A watchpoint of many words: a hit for each store, with the word's offset.
+fn range(here: &Here<'_>) {
+    const ROUNDS: u64 = 2;
+    let guest = here.guest(&format!("run=watchmany={ROUNDS}"));
+    let ran = guest.probes([PARTS_AT_ONCE]).run();
+    ran.assert_good();
+    let all = writes(&ran, PARTS_AT_ONCE);
+    let stores = ROUNDS * (0..PARTS as u64).map(|part| part % 4).sum::<u64>();
+    assert_eq!(all.len() as u64, stores);
+    let first = all[0].1.at.0 - u64::from(all[0].1.offset);
+    for (hit, write) in &all {
+        assert_eq!(write.at.0, first + u64::from(write.offset), "{hit:?}");
+        // One of the two parts of the word has grown by one.
+        let grown = write.new.0 - write.old.0;
+        assert!(matches!(grown, 1 | 0x1_0000_0000), "{hit:?}");
+    }
+    let probe = ran.probe(PARTS_AT_ONCE);
+    assert_eq!((probe.hits, probe.exits), (stores, stores), "{probe:?}");
 }

@@ -5,7 +5,7 @@ mod all;
 use std::io::{self, Write};
 
 use events::Hex;
-use manifest::{InvalidManifest, ProbeSpec};
+use manifest::{InvalidManifest, ProbeSpec, WatchedAccess};
 use probes::{Place, PlantTime, Resolved, Via, resolve};
 use serde::Serialize;
 use thiserror::Error;
@@ -194,8 +194,13 @@ fn place_in_words(place: &Place) -> String {
             text += &format!(", noticed at {at}: the kernel patches the instruction itself");
         }
         Via::Plant { .. } => (),
-        Via::ProtectedPage { len } => {
-            text += &format!(", {len} bytes on a protected page");
+        Via::ProtectedPage { len, access } => {
+            let accesses = match access {
+                WatchedAccess::Writes => "writes to",
+                WatchedAccess::Reads => "reads of",
+                WatchedAccess::Both => "reads of and writes to",
+            };
+            text += &format!(", {accesses} {len} bytes on a protected page");
         }
         Via::DebugRegister => text += ", in one of the four debug registers",
     }

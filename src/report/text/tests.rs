@@ -55,6 +55,7 @@ fn hit(probe: &str, symbol: &str) -> Event {
         regs: Registers::default(),
         args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
         write: None,
+        read: None,
         task: None,
         params: None,
         fields: None,
@@ -359,23 +360,38 @@ fn a_line_ends_at_the_edge_of_the_terminal() {
 }
 
 #[test]
-fn write_shows_the_values_and_the_instruction() {
+fn access_to_watched_data_shows_the_values_and_the_instruction() {
     let Event::Hit(plain) = hit("watch:panic_timeout:4", "do_proc_dointvec+0x2f1") else {
         unreachable!("a hit")
     };
     let write = DataWrite {
         at: Hex(0xffff_ffff_82a0_c0a8),
+        offset: 0,
         bytes: 4,
         old: Hex(0),
         new: Hex(7),
     };
-    let event = Event::Hit(Hit {
+    let text = |hit| {
+        lines(
+            &mut Formatter::new(Style::plain(), false),
+            &[Event::Hit(hit)],
+        )
+    };
+    let written = text(Hit {
         write: Some(write),
+        ..plain.clone()
+    });
+    let expected = "panic_timeout:4 = 0x7, was 0x0, by do_proc_dointvec+0x2f1\n";
+    assert!(written.ends_with(expected), "{written}");
+    let read = text(Hit {
+        read: Some(DataRead {
+            at: write.at,
+            offset: 8,
+            bytes: 4,
+            value: Hex(7),
+        }),
         ..plain
     });
-    let mut out = Vec::new();
-    Formatter::new(Style::plain(), false).event(&event, &mut out);
-    let text = String::from_utf8(out).expect("text");
-    let expected = "panic_timeout:4 = 0x7, was 0x0, by do_proc_dointvec+0x2f1\n";
-    assert!(text.ends_with(expected), "{text}");
+    let expected = "panic_timeout:4+0x8 is 0x7, read by do_proc_dointvec+0x2f1\n";
+    assert!(read.ends_with(expected), "{read}");
 }

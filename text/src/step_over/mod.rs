@@ -3,9 +3,11 @@
 mod cpu;
 mod kernel_half;
 mod next;
+mod operands;
 mod pass;
 
 pub use cpu::general_register;
 pub use kernel_half::{KernelTables, KnowsTables};
 pub use next::next_places;
+pub use operands::read_operands;
 pub use pass::{Passed, RFLAGS_RF, pass};

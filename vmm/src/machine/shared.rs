@@ -133,7 +133,8 @@ impl PausedGuard<'_> {
 
     /// Protects exactly these pages of RAM, given by their addresses: each access of the guest that the protection names is a
     /// [`Trap::ProtectedAccess`](crate::Trap::ProtectedAccess), or, where KVM emulates the guest's instructions, a write is a
-    /// [`Trap::GuestWrite`](crate::Trap::GuestWrite) and a read is answered from RAM. Accesses of the VMM are as before.
+    /// [`Trap::GuestWrite`](crate::Trap::GuestWrite) and a read is answered from RAM, with a
+    /// [`Trap::GuestRead`](crate::Trap::GuestRead). Accesses of the VMM are as before.
     ///
     /// # Errors
     ///

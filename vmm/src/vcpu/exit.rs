@@ -107,7 +107,10 @@ impl StoppedVcpu<'_> {
             VcpuExit::MmioRead(gpa, data) if shared.memory.contains(Gpa(gpa)) => {
                 // An access ends within a page, and RAM is whole pages.
                 let _ = shared.memory.guest().read_slice(data, GuestAddress(gpa));
-                Ok(VmExit::Handled)
+                let (bytes, len) = first_bytes(data);
+                let gpa = Gpa(gpa);
+                let trap = Trap::GuestRead { gpa, bytes, len };
+                Ok(VmExit::Trapped(trap, DefaultAction::Continue))
             }
             VcpuExit::MmioRead(gpa, data) => {
                 shared.platform.mmio.read(gpa, data);
@@ -221,10 +224,16 @@ fn is_memory_fault(entered: &Result<VcpuExit<'_>, kvm_ioctls::Error>) -> bool {
 }
 
 fn guest_write(gpa: Gpa, data: &[u8]) -> Trap {
+    let (bytes, len) = first_bytes(data);
+    Trap::GuestWrite { gpa, bytes, len }
+}
+
+/// The bytes of an access, which has at most 8, and their number.
+fn first_bytes(data: &[u8]) -> ([u8; 8], usize) {
     let mut bytes = [0; 8];
     let len = data.len().min(8);
     bytes[..len].copy_from_slice(&data[..len]);
-    Trap::GuestWrite { gpa, bytes, len }
+    (bytes, len)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
-use crate::engine::watch::table::{Watch, WatchTable};
+use crate::engine::watch::table::{WatchTable, WatchedBytes};
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 
 /// Reconciles plants with probes. The other vCPUs are paused.
@@ -93,14 +93,8 @@ impl Armer {
         let mut states = Vec::new();
         for probe in looked_at() {
             let state = self.becomes(probe, located, interest, &mut edits);
-            if let NewState::Watching { at, gpa, len } = state {
-                let probe = Arc::clone(probe);
-                watched.push(Watch {
-                    probe,
-                    at,
-                    gpa,
-                    len,
-                });
+            if let NewState::Watching(bytes) = &state {
+                watched.extend(bytes.words(probe));
             }
             states.push((probe, state));
         }
@@ -154,7 +148,9 @@ impl Armer {
         }
         for (probe, state) in states {
             let planted_at = match &state {
-                NewState::Armed { at, .. } | NewState::Watching { at, .. } => Some(*at),
+                NewState::Armed { at, .. } | NewState::Watching(WatchedBytes { at, .. }) => {
+                    Some(*at)
+                }
                 _ => None,
             };
             probe.set_planted(planted_at);
@@ -166,7 +162,7 @@ impl Armer {
                     }
                     probe.status.set_armed(ip.into());
                 }
-                NewState::Watching { at, .. } => probe.status.set_armed(at.into()),
+                NewState::Watching(bytes) => probe.status.set_armed(bytes.at.into()),
                 NewState::Pending(reason) => probe
                     .status
                     .set_state(ProbeState::Pending, Some(reason.to_owned())),
@@ -250,7 +246,7 @@ impl Armer {
                 "the kernel patches this instruction itself at run time, and all four debug registers are taken"
                     .to_owned(),
             ),
-            Arming::Watch { at, gpa, len } => NewState::Watching { at, gpa, len },
+            Arming::Watch(bytes) => NewState::Watching(bytes),
             Arming::Later(reason) => NewState::Pending(reason),
             Arming::Refused(reason) => NewState::Refused(reason),
         }
@@ -300,12 +296,8 @@ enum NewState {
         ip: Gva,
         at: Gva,
     },
-    /// The probe watches `len` bytes at `at`.
-    Watching {
-        at: Gva,
-        gpa: Gpa,
-        len: usize,
-    },
+    /// The probe watches the bytes.
+    Watching(WatchedBytes),
     /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
     AsItIs,
     Pending(&'static str),

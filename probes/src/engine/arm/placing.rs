@@ -4,6 +4,7 @@ use crate::engine::arm::Armer;
 use crate::engine::arm::jumps::ELSEWHERE;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
+use crate::engine::watch::table::WatchedBytes;
 use crate::resolve::{Place, PlantTime, Via};
 
 /// The reason why a late probe cannot be on the pushes of the #BP handler.
@@ -31,14 +32,19 @@ impl Armer {
         };
         let at = located.running_at(place, linked);
         match place.via {
-            Via::ProtectedPage { .. } if self.running.planter.pages().keeps(spot.gpa) => {
-                Arming::Refused(PLANTED.to_owned())
+            Via::ProtectedPage { len, access } => {
+                let bytes = WatchedBytes {
+                    at,
+                    gpa: spot.gpa,
+                    len,
+                    access,
+                };
+                let mut pages = bytes.pages();
+                match pages.any(|page| self.running.planter.pages().keeps(page)) {
+                    true => Arming::Refused(PLANTED.to_owned()),
+                    false => Arming::Watch(bytes),
+                }
             }
-            Via::ProtectedPage { len } => Arming::Watch {
-                at,
-                gpa: spot.gpa,
-                len,
-            },
             Via::DebugRegister if self.running.abilities.debug_execute => Arming::Debug { at, spot },
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),

@@ -47,10 +47,9 @@ impl Readers {
         };
         let pages = self.running.planter.pages();
         let watched = self.watches.table.load();
-        if target
-            .iter()
-            .any(|page| source.contains(page) || pages.keeps(*page) || watched.protects(*page))
-        {
+        let is_unsuitable =
+            |page: &Gpa| source.contains(page) || pages.keeps(*page) || watched.protects(*page);
+        if target.iter().any(is_unsuitable) || source.iter().any(|page| watched.hides(*page)) {
             return Ok(false);
         }
         Ok(self.copy_pages((from, &source), (to, &target), len))

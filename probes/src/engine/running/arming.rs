@@ -1,7 +1,9 @@
 //! The ways to arm a probe or a return site.
 
-use address::{Gpa, Gva};
+use address::Gva;
 use text::Spot;
+
+use crate::engine::watch::table::WatchedBytes;
 
 /// The way to arm a probe now.
 pub(crate) enum Arming {
@@ -14,12 +16,8 @@ pub(crate) enum Arming {
         at: Gva,
         spot: Spot,
     },
-    /// The page of the watched bytes is protected.
-    Watch {
-        at: Gva,
-        gpa: Gpa,
-        len: usize,
-    },
+    /// The pages of the watched bytes are protected.
+    Watch(WatchedBytes),
     /// The probe cannot be armed yet.
     Later(&'static str),
     Refused(String),

@@ -1,28 +1,84 @@
-//! Watched bytes while the guest can write to their pages: the hardware's writes have no exits, and are seen by their values.
+//! Watched bytes while the guest can access their pages: the hardware's accesses have no exits. Its writes are seen by the values, its reads by
+//! the operands of the instruction.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use address::Gva;
+use address::{Gpa, Gva};
+use events::ProbeId;
 use introspect::PhysMemory;
+use manifest::WatchedAccess;
+use text::Ran;
 use vmm::kvm_regs;
 
-use super::memory::{Origin, SeenWrite};
-use super::table::{Watch, WatchKey, WatchTable};
+use super::memory::{Origin, SeenAccess};
+use super::table::{Watch, WatchTable};
+use crate::registry::Probe;
 
-/// The watched bytes, each with its last known value.
+/// The instructions that the hardware has executed while the guest could access protected pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Executed {
+    /// The instruction, or the delivery of an event, up to the stop behind it.
+    One,
+    /// Any number: a write may have replaced the value of another write.
+    Many,
+}
+
+impl Executed {
+    /// The result of a run that ended with `ran`. `has_stop` is whether a stop was behind the instruction.
+    pub(crate) fn after(ran: Ran, has_stop: bool) -> Self {
+        match ran {
+            Ran::At(_) if has_stop => Self::One,
+            Ran::At(_) | Ran::Nowhere | Ran::Ended => Self::Many,
+        }
+    }
+}
+
+/// The memory that an instruction reads.
+#[derive(Debug)]
+pub(crate) enum OperandReads {
+    /// These bytes of guest-physical memory.
+    Known(Vec<(Gpa, usize)>),
+    /// Any memory.
+    Unknown,
+    /// Any memory; the instruction is repeated, and may be executed in part.
+    Repeated,
+}
+
+impl OperandReads {
+    /// No memory, or none that a watchpoint asks for.
+    pub(crate) const NONE: Self = Self::Known(Vec::new());
+
+    /// Whether the instruction is known to read a byte of the word.
+    pub(crate) fn include(&self, watch: &Watch) -> bool {
+        match self {
+            Self::Known(ranges) => ranges.iter().any(|(gpa, len)| watch.overlaps(*gpa, *len)),
+            Self::Unknown | Self::Repeated => false,
+        }
+    }
+
+    /// Whether the instruction may have read any memory.
+    pub(crate) const fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown | Self::Repeated)
+    }
+}
+
+/// The watched words, each with its last known value.
 #[derive(Debug)]
 pub(crate) struct Lifted {
     /// The registers in front of the instruction that the hardware executes.
     pub(crate) regs: kvm_regs,
-    /// The origin of the hardware's writes.
+    /// The origin of the hardware's accesses.
     pub(crate) origin: Origin,
-    values: BTreeMap<WatchKey, (Watch, u64)>,
+    table: Arc<WatchTable>,
+    /// The value of each word of the table.
+    values: Vec<u64>,
 }
 
 impl Lifted {
     /// The values of the bytes now, in front of the instruction at `regs.rip`, or of the delivery of `event` there.
     pub(crate) fn new(
-        table: &WatchTable,
+        table: Arc<WatchTable>,
         memory: &dyn PhysMemory,
         regs: kvm_regs,
         event: Option<u8>,
@@ -35,36 +91,47 @@ impl Lifted {
                 Some(vector) => Origin::Delivery { vector, at },
                 None => Origin::Instruction(at),
             },
-            values: values
-                .map(|watch| (watch.key(), (watch.clone(), watch.value(memory))))
-                .collect(),
+            values: values.map(|watch| watch.value(memory)).collect(),
+            table,
         }
     }
 
-    /// Takes note of an emulated write. Returns the hardware's earlier write to the same bytes, if their value shows such a write.
-    pub(crate) fn note(&mut self, write: &SeenWrite) -> Option<SeenWrite> {
-        let (watch, value) = self.values.get_mut(&write.watch.key())?;
-        let old = std::mem::replace(value, write.new);
-        (old != write.old).then(|| SeenWrite {
-            watch: watch.clone(),
-            old,
-            new: write.old,
-        })
+    /// Takes note of an emulated access. Returns the hardware's earlier write to the same bytes, if their value shows such a write.
+    pub(crate) fn note(&mut self, access: &SeenAccess) -> Option<SeenAccess> {
+        let index = self.table.index_of(access.watch.key())?;
+        let (watch, value) = (
+            self.table.watches().get(index)?,
+            self.values.get_mut(index)?,
+        );
+        let old = std::mem::replace(value, access.new);
+        let is_write = old != access.old && watch.access.has_writes();
+        is_write.then(|| SeenAccess::write(watch, old, access.old))
     }
 
-    /// Each watchpoint, and the hardware's write to its bytes since the last known value, if the value has changed.
-    pub(crate) fn end(
-        self,
+    /// The hardware's accesses: writes since the last known value, where the value has changed, or else reads of the executed instruction,
+    /// whose operands are `reads`.
+    pub(crate) fn accesses(
+        &self,
         memory: &dyn PhysMemory,
-    ) -> impl Iterator<Item = (Watch, Option<SeenWrite>)> {
-        self.values.into_values().map(move |(watch, old)| {
+        reads: &OperandReads,
+    ) -> Vec<SeenAccess> {
+        let words = self.table.watches().iter().zip(&self.values);
+        let accesses = words.filter_map(|(watch, old)| {
             let new = watch.value(memory);
-            let write = (old != new).then(|| SeenWrite {
-                watch: watch.clone(),
-                old,
-                new,
-            });
-            (watch, write)
-        })
+            if *old != new && watch.access.has_writes() {
+                return Some(SeenAccess::write(watch, *old, new));
+            }
+            let is_read = watch.access.has_reads() && reads.include(watch);
+            is_read.then(|| SeenAccess::read(watch, *old))
+        });
+        accesses.collect()
+    }
+
+    /// The probes with words, each once.
+    pub(crate) fn probes(&self) -> BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)> {
+        let watches = self.table.watches().iter();
+        watches
+            .map(|watch| (watch.probe.id, (Arc::clone(&watch.probe), watch.access)))
+            .collect()
     }
 }

@@ -1,17 +1,19 @@
-//! Guest memory during one emulated instruction: notes the writes to watched bytes.
+//! Guest memory during one emulated instruction: notes the accesses to watched bytes.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva};
+use events::ProbeId;
 use introspect::{PhysMemory, Unreadable};
 use text::{GuestMemory, Unwritable};
 
 use super::table::{Watch, WatchKey, WatchTable};
+use crate::registry::Probe;
 
-/// The cause of a write.
+/// The cause of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The instruction at the address.
@@ -20,42 +22,94 @@ pub(crate) enum Origin {
     Delivery { vector: u8, at: Gva },
 }
 
-/// A write to watched bytes.
+/// The kind of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessKind {
+    Read,
+    Write,
+}
+
+/// An access to watched bytes that is a hit.
 #[derive(Clone, Debug)]
-pub(crate) struct SeenWrite {
+pub(crate) struct SeenAccess {
     pub(crate) watch: Watch,
-    /// The watched bytes before and after, as numbers.
+    pub(crate) kind: AccessKind,
+    /// The watched bytes before and after, as numbers; equal at a read.
     pub(crate) old: u64,
     pub(crate) new: u64,
 }
 
-/// The writes of an instruction: one for each watchpoint with a written byte.
+impl SeenAccess {
+    pub(crate) fn read(watch: &Watch, value: u64) -> Self {
+        Self {
+            watch: watch.clone(),
+            kind: AccessKind::Read,
+            old: value,
+            new: value,
+        }
+    }
+
+    pub(crate) fn write(watch: &Watch, old: u64, new: u64) -> Self {
+        Self {
+            watch: watch.clone(),
+            kind: AccessKind::Write,
+            old,
+            new,
+        }
+    }
+}
+
+/// The accesses of an instruction: one for each word with an accessed byte. An instruction that reads and writes a word has written.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    writes: BTreeMap<WatchKey, SeenWrite>,
-    /// The protected pages with a written byte.
+    accesses: BTreeMap<WatchKey, SeenAccess>,
+    /// The protected pages at which the instruction has exited, or would have.
     pages: BTreeSet<Gpa>,
 }
 
 impl Seen {
-    /// The writes, in the order of the table.
-    pub(crate) fn writes(&self) -> impl Iterator<Item = &SeenWrite> {
-        self.writes.values()
+    /// The accesses, in the order of the table.
+    pub(crate) fn accesses(&self) -> impl Iterator<Item = &SeenAccess> {
+        self.accesses.values()
     }
 
-    /// The watchpoints on the written pages that have no written byte.
-    pub(crate) fn beside<'t>(&self, table: &'t WatchTable) -> impl Iterator<Item = &'t Watch> {
+    /// Forgets the reads of words whose writes are hits, too: the instruction is about to write to them.
+    pub(crate) fn leave_reads_to_writes(&mut self) {
+        self.accesses
+            .retain(|_, access| !access.watch.access.has_writes());
+    }
+
+    /// Forgets the reads.
+    fn without_reads(mut self) -> Self {
+        self.accesses
+            .retain(|_, access| access.kind == AccessKind::Write);
+        self
+    }
+
+    /// The probes with words on the pages, none of which is an access, each once.
+    pub(crate) fn beside(&self, table: &WatchTable) -> impl Iterator<Item = Arc<Probe>> + use<> {
         let on_pages = self.pages.iter().flat_map(|page| table.on_page(*page));
-        on_pages.filter(|watch| !self.writes.contains_key(&watch.key()))
+        let mut beside: BTreeMap<ProbeId, Arc<Probe>> = on_pages
+            .map(|watch| (watch.probe.id, Arc::clone(&watch.probe)))
+            .collect();
+        for (_, accessed) in self.accesses.keys() {
+            beside.remove(accessed);
+        }
+        beside.into_values()
     }
 
-    /// Adds a write. The emulator may write the bytes of an instruction in parts.
-    fn add(&mut self, write: SeenWrite) {
-        match self.writes.entry(write.watch.key()) {
+    /// Adds an access. The emulator may make the access of an instruction in parts.
+    fn add(&mut self, access: SeenAccess) {
+        match self.accesses.entry(access.watch.key()) {
             Entry::Vacant(first) => {
-                first.insert(write);
+                first.insert(access);
             }
-            Entry::Occupied(mut earlier) => earlier.get_mut().new = write.new,
+            Entry::Occupied(mut earlier) => {
+                if access.kind == AccessKind::Write {
+                    let earlier = earlier.get_mut();
+                    (earlier.kind, earlier.new) = (AccessKind::Write, access.new);
+                }
+            }
         }
     }
 }
@@ -76,10 +130,16 @@ impl<'m> WatchedMemory<'m> {
         }
     }
 
-    pub(crate) fn into_seen(self) -> Seen {
-        self.seen
+    /// The accesses of the instruction. `has_read` is whether its reads count: the emulator has executed the guest's own instruction.
+    pub(crate) fn into_seen(self, has_read: bool) -> Seen {
+        let seen = self
+            .seen
             .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        match has_read {
+            true => seen,
+            false => seen.without_reads(),
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -94,6 +154,7 @@ impl<'m> WatchedMemory<'m> {
         write: impl FnOnce() -> Result<bool, E>,
     ) -> Result<bool, E> {
         let touched = self.table.touched(gpa, len);
+        let touched = touched.filter(|watch| watch.access.has_writes());
         let before: Vec<(&Watch, u64)> = touched
             .map(|watch| (watch, watch.value(&self.memory)))
             .collect();
@@ -104,11 +165,7 @@ impl<'m> WatchedMemory<'m> {
             seen.pages
                 .extend(self.table.protects(gpa).then(|| gpa.page()));
             for (watch, old) in before {
-                seen.add(SeenWrite {
-                    watch: watch.clone(),
-                    old,
-                    new: watch.value(&self.memory),
-                });
+                seen.add(SeenAccess::write(watch, old, watch.value(&self.memory)));
             }
         }
         Ok(written)
@@ -138,6 +195,15 @@ impl GuestMemory for WatchedMemory<'_> {
 
     fn on_read(&self, gpa: Gpa, bytes: &mut [u8]) {
         self.memory.on_read(gpa, bytes);
+        if !self.table.hides(gpa) {
+            return;
+        }
+        let mut seen = self.seen();
+        seen.pages.insert(gpa.page());
+        let touched = self.table.touched(gpa, bytes.len());
+        for watch in touched.filter(|watch| watch.access.has_reads()) {
+            seen.add(SeenAccess::read(watch, watch.value(&self.memory)));
+        }
     }
 
     fn ranges(&self) -> Vec<Range<Gpa>> {
@@ -153,6 +219,7 @@ impl GuestMemory for WatchedMemory<'_> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use manifest::WatchedAccess;
     use text::testing::FakeMemory;
 
     use super::*;
@@ -166,17 +233,61 @@ mod tests {
             let gpa = Gpa(0x1000 + 4 * part);
             watched.write(gpa, &[1; 4]).expect("memory");
         }
-        let seen = watched.into_seen();
+        let seen = watched.into_seen(true);
         let ones = u64::from_le_bytes([1; 8]);
         let writes = seen
-            .writes()
+            .accesses()
             .map(|write| (write.watch.gpa.0, write.old, write.new));
         assert_eq!(
             writes.collect::<Vec<_>>(),
             [(0x1000, 0, ones), (0x1004, 0, ones)]
         );
-        let beside = seen.beside(&table).map(|watch| watch.gpa.0);
-        assert_eq!(beside.collect::<Vec<_>>(), [0x1010]);
+        let beside = seen.beside(&table).map(|probe| probe.id.0);
+        assert_eq!(beside.collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn instruction_that_reads_and_writes_a_word_is_one_access() {
+        use WatchedAccess::{Both, Reads, Writes};
+        let table = WatchTable::with([
+            (0x1000, 8, Both),
+            (0x1000, 8, Reads),
+            (0x1000, 8, Writes),
+            (0x1008, 8, Reads),
+            (0x2000, 8, Writes),
+        ]);
+        let memory = FakeMemory::new(vec![0; 0x3000]);
+        memory.put(0x1000, &[5]);
+        let add = |executed| {
+            let watched = WatchedMemory::new(&memory, &table);
+            for gpa in [0x1000, 0x2000] {
+                watched.on_read(Gpa(gpa), &mut [0; 8]);
+            }
+            watched.write(Gpa(0x1000), &[6]).expect("memory");
+            watched.into_seen(executed)
+        };
+        let seen = |seen: &Seen| -> Vec<_> {
+            let accesses = seen.accesses();
+            accesses
+                .map(|access| (access.watch.probe.id.0, access.kind, access.old, access.new))
+                .collect()
+        };
+        let executed = add(true);
+        assert_eq!(
+            seen(&executed),
+            [
+                (1, AccessKind::Write, 5, 6),
+                (2, AccessKind::Read, 5, 5),
+                (3, AccessKind::Write, 5, 6)
+            ]
+        );
+        // The read of the other page has not exited.
+        let beside = executed.beside(&table).map(|probe| probe.id.0);
+        assert_eq!(beside.collect::<Vec<_>>(), [4]);
+        memory.put(0x1000, &[5]);
+        let kinds = seen(&add(false));
+        assert!(kinds.iter().all(|(_, kind, ..)| *kind == AccessKind::Write));
+        assert_eq!(kinds.len(), 2);
     }
 
     /// Memory that counts reads.
@@ -211,8 +322,8 @@ mod tests {
         let memory = Counted(FakeMemory::new(vec![0; 0x2000]), AtomicUsize::new(0));
         let watched = WatchedMemory::new(&memory, &table);
         watched.write(Gpa(0x1000), &[1; 8]).expect("memory");
-        let seen = watched.into_seen();
-        assert_eq!(seen.writes().count(), MANY);
+        let seen = watched.into_seen(true);
+        assert_eq!(seen.accesses().count(), MANY);
         assert_eq!(seen.beside(&table).count(), 2);
         assert_eq!(memory.1.into_inner(), 2 * MANY);
     }

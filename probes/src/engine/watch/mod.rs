@@ -1,24 +1,25 @@
-//! Watchpoints: each write of the guest to watched bytes is a hit.
+//! Watchpoints: each write of the guest to watched bytes is a hit, or each read, or both.
 //!
-//! The pages of the watched bytes are protected ([`text::Paused::protect_pages`]): a write exits before it takes place. hyprobe emulates
-//! the instruction on the guest's memory, and compares the watched bytes. A lock orders the writes of all vCPUs to protected pages, so
+//! The pages of the watched bytes are protected ([`text::Paused::protect_pages`]): an access exits before it takes place. hyprobe emulates
+//! the instruction on the guest's memory, and compares the watched bytes. A lock orders the accesses of all vCPUs to protected pages, so
 //! that old and new values are exact, and locked instructions are atomic. Details: `docs/watchpoints.md`.
 //!
-//! Threads: vCPUs write and report on their own threads, under the lock. The table changes with the other vCPUs paused.
+//! Threads: vCPUs access the memory and report on their own threads, under the lock. The table changes with the other vCPUs paused.
 
 pub(crate) mod lifted;
 pub(crate) mod memory;
+mod operands;
 pub(crate) mod table;
 pub(crate) mod writer;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva};
 use arc_swap::ArcSwap;
 use detour::Detour;
-use events::DataWrite;
-use introspect::insn::Decoded;
+use events::{DataRead, DataWrite, ProbeId};
+use introspect::insn::{Decoded, OperandRead};
 use text::{GuestError, GuestMemory, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
@@ -28,19 +29,19 @@ use crate::engine::plants::Plants;
 use crate::engine::programs::Programs;
 use crate::engine::protections::Protections;
 use crate::engine::records::Records;
-use crate::engine::reporter::Reporter;
+use crate::engine::reporter::{DataAccess, Reporter};
 use crate::engine::running::Running;
 use crate::engine::tasks::Position;
 use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
 use crate::engine::uprobes::mark_counter::RaisedCounter;
 use crate::engine::uprobes::private_copies::PrivateCopies;
-use crate::engine::watch::lifted::Lifted;
-use crate::engine::watch::memory::{Origin, Seen, SeenWrite, WatchedMemory};
+use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
+use crate::engine::watch::memory::{AccessKind, Origin, Seen, SeenAccess, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
 use crate::registry::{Missed, Purpose};
 
-/// The armed watchpoints, and the guest's writes to their pages.
+/// The armed watchpoints, and the guest's accesses to their pages.
 #[derive(Debug)]
 pub(crate) struct Watches {
     pub(crate) reporter: Arc<Reporter>,
@@ -53,8 +54,8 @@ pub(crate) struct Watches {
     pub(crate) hidden: Arc<HiddenCode>,
     pub(crate) copies: Arc<PrivateCopies>,
     pub(crate) table: ArcSwap<WatchTable>,
-    /// Held from a write to a protected page until its event is queued: events are in the order of the writes. The watched bytes, while
-    /// the guest can write to protected pages because a vCPU runs alone.
+    /// Held from an access to a protected page until its event is queued: events are in the order of the accesses. The watched bytes, while
+    /// the guest can access protected pages because a vCPU runs alone.
     pub(crate) order: Mutex<Option<Lifted>>,
 }
 
@@ -70,7 +71,7 @@ impl Watches {
         spot.pages(len).any(|page| table.protects(page))
     }
 
-    /// Whether the guest can write to protected pages: a vCPU runs alone.
+    /// Whether the guest can access protected pages: a vCPU runs alone.
     pub(crate) fn is_lifted(&self) -> bool {
         self.lock().is_some()
     }
@@ -80,7 +81,7 @@ impl Watches {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Emulates an instruction of the vCPU, as [`pass`] does, and reports its writes to watched bytes.
+    /// Emulates an instruction of the vCPU, as [`pass`] does, and reports its accesses to watched bytes.
     pub(crate) fn pass(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -99,7 +100,10 @@ impl Watches {
         raised: Option<&RaisedCounter>,
     ) -> Result<Passed, GuestError> {
         let (passed, seen) = self.pass_noting(vcpu, None, decoded, raised)?;
-        self.count_exits(&seen);
+        // Otherwise the exit is counted when the hardware has executed the instruction.
+        if passed == Passed::Emulated {
+            self.count_exits(&seen);
+        }
         Ok(passed)
     }
 
@@ -127,7 +131,8 @@ impl Watches {
         let before = vcpu.regs()?;
         let watched = WatchedMemory::new(memory, &table);
         let passed = pass(vcpu, &watched, planter, features, kernel, decoded)?;
-        let seen = watched.into_seen();
+        let is_guests = !self.detour.is_own(decoded.at());
+        let seen = watched.into_seen(passed == Passed::Emulated && is_guests);
         let origin = Origin::Instruction(decoded.at());
         self.report_emulated(vcpu, before, origin, &seen, order.as_mut())?;
         drop(order);
@@ -148,10 +153,10 @@ impl Watches {
         }
     }
 
-    /// Counts an exit for each watchpoint on the written pages whose bytes the instruction has not written.
+    /// Counts an exit for each watchpoint on the accessed pages whose bytes the instruction has not accessed.
     fn count_exits(&self, seen: &Seen) {
-        for watch in seen.beside(&self.table.load()) {
-            watch.probe.counters.count_exit();
+        for probe in seen.beside(&self.table.load()) {
+            probe.counters.count_exit();
         }
     }
 
@@ -171,14 +176,17 @@ impl Watches {
         }
         if self.running.planter.pages().keeps(gpa) {
             let touched = table.touched(gpa, data.len());
-            touched.for_each(|watch| watch.probe.counters.miss(Missed::Unprotected));
+            let probes = touched.map(|watch| (watch.probe.id, &watch.probe));
+            let probes: BTreeMap<ProbeId, _> = probes.collect();
+            let probes = probes.into_values();
+            probes.for_each(|probe| probe.counters.miss(Missed::Unprotected));
             return Ok(false);
         }
         let mut order = self.lock();
         let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
         text::GuestMemory::write(&watched, gpa, data)?;
-        let seen = watched.into_seen();
-        if seen.writes().next().is_some() {
+        let seen = watched.into_seen(true);
+        if seen.accesses().next().is_some() {
             let regs = vcpu.regs()?;
             let paging = vcpu.system_state()?.paging;
             let origin = Origin::Instruction(self.in_front_of(&paging, Gva(regs.rip)));
@@ -188,7 +196,39 @@ impl Watches {
         Ok(true)
     }
 
-    /// Reports the writes of an emulated instruction. If the hardware has written to the same bytes since the protection was lifted, its
+    /// Whether reads of the page of `gpa` exit because of a watchpoint.
+    pub(crate) fn is_hidden(&self, gpa: Gpa) -> bool {
+        self.table.load().hides(gpa)
+    }
+
+    /// Reports a read that KVM has emulated for the instruction at RIP, and that has found `data` at `gpa`. If `read` says that the instruction
+    /// also writes, a write to the same bytes follows.
+    pub(crate) fn guest_read(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        gpa: Gpa,
+        data: &[u8],
+        read: OperandRead,
+    ) -> Result<(), GuestError> {
+        let table = self.table.load();
+        let mut order = self.lock();
+        let memory = self.running.memory.as_ref();
+        let watched = WatchedMemory::new(memory, &table);
+        watched.on_read(gpa, &mut data.to_vec());
+        let mut seen = watched.into_seen(true);
+        if read == OperandRead::ThenWrite {
+            seen.leave_reads_to_writes();
+        }
+        if seen.accesses().next().is_some() {
+            let regs = vcpu.regs()?;
+            let origin = Origin::Instruction(Gva(regs.rip));
+            self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
+        }
+        self.count_exits(&seen);
+        Ok(())
+    }
+
+    /// Reports the accesses of an emulated instruction. If the hardware has written to the same bytes since the protection was lifted, its
     /// write is reported first.
     fn report_emulated(
         &self,
@@ -198,26 +238,56 @@ impl Watches {
         seen: &Seen,
         mut lifted: Option<&mut Lifted>,
     ) -> Result<(), GuestError> {
-        for write in seen.writes() {
+        for access in seen.accesses() {
             if let Some(lifted) = lifted.as_deref_mut()
-                && let Some(earlier) = lifted.note(write)
+                && let Some(earlier) = lifted.note(access)
             {
                 self.report(vcpu, lifted.regs, lifted.origin, &earlier)?;
             }
-            self.report(vcpu, regs, origin, write)?;
+            self.report(vcpu, regs, origin, access)?;
         }
         Ok(())
     }
 
-    /// Counts and reports a write of `origin`. `regs` are the vCPU's registers for the filter and the event.
-    pub(crate) fn report(
+    /// Reports the accesses of an instruction that the hardware has executed while the guest could access the pages. `reads` are the operands
+    /// of the instruction; `executed` says whether the hardware has executed others, too.
+    pub(crate) fn end_lifted(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        lifted: &Lifted,
+        executed: Executed,
+        reads: &OperandReads,
+    ) -> Result<(), GuestError> {
+        let memory = self.running.memory.as_ref();
+        let accesses = lifted.accesses(&memory, reads);
+        let accessed: BTreeSet<ProbeId> = accesses
+            .iter()
+            .map(|access| access.watch.probe.id)
+            .collect();
+        for (id, (probe, access)) in lifted.probes() {
+            let is_unknown = reads.is_unknown() && access.has_reads();
+            if executed == Executed::Many || is_unknown {
+                probe.counters.miss(Missed::Unprotected);
+            }
+            // The exit does not name the page.
+            if !accessed.contains(&id) {
+                probe.counters.count_exit();
+            }
+        }
+        let mut accesses = accesses.iter();
+        accesses.try_for_each(|access| self.report(vcpu, lifted.regs, lifted.origin, access))
+    }
+
+    /// Counts and reports an access of `origin`. `regs` are the vCPU's registers for the filter and the event.
+    fn report(
         &self,
         vcpu: &mut dyn Vcpu,
         regs: kvm_regs,
         origin: Origin,
-        write: &SeenWrite,
+        access: &SeenAccess,
     ) -> Result<(), GuestError> {
-        let probe = &write.watch.probe;
+        let watch = &access.watch;
+        let probe = &watch.probe;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
         let mut arguments = HitArguments::new(probe, &self.reporter);
         if !self.programs.accepts(&mut hit, probe, &mut arguments) {
@@ -227,15 +297,26 @@ impl Watches {
         match &probe.purpose {
             Purpose::Trace => {
                 let writer = self.writer(origin);
-                let write = DataWrite {
-                    at: write.watch.at.into(),
-                    bytes: u8::try_from(write.watch.len).unwrap_or(u8::MAX),
-                    old: events::Hex(write.old),
-                    new: events::Hex(write.new),
+                let (at, offset) = (watch.at.into(), watch.offset);
+                let bytes = u8::try_from(watch.len).unwrap_or(u8::MAX);
+                let data = match access.kind {
+                    AccessKind::Write => DataAccess::Write(DataWrite {
+                        at,
+                        offset,
+                        bytes,
+                        old: events::Hex(access.old),
+                        new: events::Hex(access.new),
+                    }),
+                    AccessKind::Read => DataAccess::Read(DataRead {
+                        at,
+                        offset,
+                        bytes,
+                        value: events::Hex(access.new),
+                    }),
                 };
-                let write = Some((writer.symbol, write));
+                let data = Some((writer.symbol, data));
                 self.records
-                    .emit_hit(&mut hit, probe, writer.ip, arguments, write)
+                    .emit_hit(&mut hit, probe, writer.ip, arguments, data)
             }
             Purpose::Aggregate(aggregated) => {
                 let position = Position::At(Gva(hit.regs.rip));

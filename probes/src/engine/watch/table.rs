@@ -1,31 +1,80 @@
 //! The armed watchpoints: never changed, only replaced.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use address::{Gpa, Gva};
+use address::{Gpa, Gva, PAGE_BYTES};
 use events::ProbeId;
 use introspect::PhysMemory;
+use manifest::WatchedAccess;
+use vmm::Protection;
 
 use crate::registry::Probe;
 #[cfg(test)]
 use crate::registry::Purpose;
+use crate::resolve::WORD_BYTES;
 
-/// The most bytes of a watchpoint.
-const MAX_BYTES: usize = 8;
+/// The bytes of a watchpoint in memory: consecutive guest-physical addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WatchedBytes {
+    /// The run-time address.
+    pub(crate) at: Gva,
+    pub(crate) gpa: Gpa,
+    pub(crate) len: usize,
+    pub(crate) access: WatchedAccess,
+}
 
-/// An armed watchpoint.
+impl WatchedBytes {
+    /// The pages with the bytes.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Gpa> + use<> {
+        let last = self
+            .gpa
+            .wrapping_add(self.len.saturating_sub(1) as u64)
+            .page()
+            .0;
+        (self.gpa.page().0..=last)
+            .step_by(usize::try_from(PAGE_BYTES).unwrap_or(usize::MAX))
+            .map(Gpa)
+    }
+
+    /// The words of the watchpoint of `probe`: one, if up to 8 bytes are on one page; otherwise, words end at multiples of 8.
+    pub(crate) fn words(self, probe: &Arc<Probe>) -> impl Iterator<Item = Watch> {
+        let is_one = self.len <= WORD_BYTES && self.pages().count() == 1;
+        let mut offset = 0;
+        std::iter::from_fn(move || {
+            let (at, rest) = (self.at.wrapping_add(offset as u64), self.len - offset);
+            let in_word = WORD_BYTES - usize::try_from(at.0 % WORD_BYTES as u64).unwrap_or(0);
+            let len = if is_one { rest } else { rest.min(in_word) };
+            let word = (len > 0).then(|| Watch {
+                probe: Arc::clone(probe),
+                at,
+                gpa: self.gpa.wrapping_add(offset as u64),
+                offset: u16::try_from(offset).unwrap_or(u16::MAX),
+                len,
+                access: self.access,
+            });
+            offset += len;
+            word
+        })
+    }
+}
+
+/// An armed watchpoint, or a word of one.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     pub(crate) probe: Arc<Probe>,
     /// The run-time address of the bytes.
     pub(crate) at: Gva,
     pub(crate) gpa: Gpa,
+    /// The number of the watchpoint's bytes in front of these.
+    pub(crate) offset: u16,
     /// 1 to 8; the bytes are on one page.
     pub(crate) len: usize,
+    /// The accesses that are hits.
+    pub(crate) access: WatchedAccess,
 }
 
-/// The identity of a watchpoint, in the order of the table.
+/// The identity of a word, in the order of the table.
 pub(crate) type WatchKey = (Gpa, ProbeId);
 
 impl Watch {
@@ -35,29 +84,42 @@ impl Watch {
 
     /// The watched bytes, as a number.
     pub(crate) fn value(&self, memory: &dyn PhysMemory) -> u64 {
-        let mut bytes = [0; MAX_BYTES];
+        let mut bytes = [0; WORD_BYTES];
         // The bytes are RAM: the page could be protected.
-        let _ = memory.read(self.gpa, &mut bytes[..self.len.min(MAX_BYTES)]);
+        let _ = memory.read(self.gpa, &mut bytes[..self.len.min(WORD_BYTES)]);
         u64::from_le_bytes(bytes)
     }
 
-    fn overlaps(&self, gpa: Gpa, len: usize) -> bool {
+    /// Whether a byte of the word is among the `len` bytes from `gpa` on.
+    pub(crate) fn overlaps(&self, gpa: Gpa, len: usize) -> bool {
         self.gpa.0 < gpa.0.saturating_add(len as u64) && gpa.0 < self.gpa.0 + self.len as u64
     }
 }
 
-/// The armed watchpoints, by address; those at one address in the order of registration.
+/// The words of the armed watchpoints, by address; those at one address in the order of registration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WatchTable {
     watches: Vec<Watch>,
-    pages: BTreeSet<Gpa>,
+    pages: BTreeMap<Gpa, Protection>,
+    /// Whether any read is a hit.
+    has_reads: bool,
 }
 
 impl WatchTable {
     pub(crate) fn new(mut watches: Vec<Watch>) -> Self {
         watches.sort_by_key(Watch::key);
-        let pages = watches.iter().map(|watch| watch.gpa.page()).collect();
-        Self { watches, pages }
+        let mut pages = BTreeMap::new();
+        for watch in &watches {
+            let protection = pages.entry(watch.gpa.page()).or_insert(Protection::Writes);
+            if watch.access.has_reads() {
+                *protection = Protection::Accesses;
+            }
+        }
+        Self {
+            has_reads: watches.iter().any(|watch| watch.access.has_reads()),
+            watches,
+            pages,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -69,24 +131,39 @@ impl WatchTable {
     }
 
     /// The pages to protect.
-    pub(crate) fn pages(&self) -> &BTreeSet<Gpa> {
+    pub(crate) fn pages(&self) -> &BTreeMap<Gpa, Protection> {
         &self.pages
     }
 
-    /// Whether the page of `gpa` is protected.
+    /// Whether writes to the page of `gpa` exit.
     pub(crate) fn protects(&self, gpa: Gpa) -> bool {
-        self.pages.contains(&gpa.page())
+        self.pages.contains_key(&gpa.page())
     }
 
-    /// The watchpoints with a byte among the `len` bytes from `gpa` on.
+    /// Whether reads of the page of `gpa` exit, too.
+    pub(crate) fn hides(&self, gpa: Gpa) -> bool {
+        self.has_reads && self.pages.get(&gpa.page()) == Some(&Protection::Accesses)
+    }
+
+    /// Whether any read is a hit.
+    pub(crate) fn has_reads(&self) -> bool {
+        self.has_reads
+    }
+
+    /// The position of a word in [`watches`](Self::watches).
+    pub(crate) fn index_of(&self, key: WatchKey) -> Option<usize> {
+        self.watches.binary_search_by_key(&key, Watch::key).ok()
+    }
+
+    /// The words with a byte among the `len` bytes from `gpa` on.
     pub(crate) fn touched(&self, gpa: Gpa, len: usize) -> impl Iterator<Item = &Watch> {
-        let is_before = |watch: &Watch| watch.gpa.0 + MAX_BYTES as u64 <= gpa.0;
+        let is_before = |watch: &Watch| watch.gpa.0 + WORD_BYTES as u64 <= gpa.0;
         let from = self.watches[self.watches.partition_point(is_before)..].iter();
         from.take_while(move |watch| watch.gpa.0 < gpa.0.saturating_add(len as u64))
             .filter(move |watch| watch.overlaps(gpa, len))
     }
 
-    /// The watchpoints on the page at `page`.
+    /// The words on the page at `page`.
     pub(crate) fn on_page(&self, page: Gpa) -> impl Iterator<Item = &Watch> {
         let from = self.watches.partition_point(|watch| watch.gpa < page);
         let from = self.watches[from..].iter();
@@ -96,17 +173,27 @@ impl WatchTable {
 
 #[cfg(test)]
 impl WatchTable {
-    /// Watchpoints at guest-physical addresses, each with its length.
+    /// Watchpoints of writes at guest-physical addresses, each with its length.
     pub(crate) fn at(places: impl IntoIterator<Item = (u64, usize)>) -> Self {
-        let watches = places.into_iter().zip(1..).map(|((gpa, len), id)| {
-            let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
-            Watch {
-                probe: Arc::new(probe),
-                at: Gva(gpa),
-                gpa: Gpa(gpa),
-                len,
-            }
-        });
+        let places = places.into_iter();
+        Self::with(places.map(|(gpa, len)| (gpa, len, WatchedAccess::Writes)))
+    }
+
+    /// Watchpoints at guest-physical addresses, each with its length and its accesses.
+    pub(crate) fn with(places: impl IntoIterator<Item = (u64, usize, WatchedAccess)>) -> Self {
+        let watches = places
+            .into_iter()
+            .zip(1..)
+            .flat_map(|((gpa, len, access), id)| {
+                let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
+                let bytes = WatchedBytes {
+                    at: Gva(gpa),
+                    gpa: Gpa(gpa),
+                    len,
+                    access,
+                };
+                bytes.words(&Arc::new(probe)).collect::<Vec<_>>()
+            });
         Self::new(watches.collect())
     }
 }
@@ -136,10 +223,45 @@ mod tests {
     #[test]
     fn each_page_with_a_watchpoint_is_protected() {
         let table = WatchTable::at([(0x1ff8, 8), (0x1000, 4), (0x5008, 8)]);
-        assert_eq!(table.pages(), &[Gpa(0x1000), Gpa(0x5000)].into());
+        let writes = |page| (Gpa(page), Protection::Writes);
+        assert_eq!(table.pages(), &[writes(0x1000), writes(0x5000)].into());
         assert!(table.protects(Gpa(0x1abc)) && !table.protects(Gpa(0x2000)));
         assert_eq!(table.on_page(Gpa(0x1000)).count(), 2);
         assert_eq!(table.on_page(Gpa(0x2000)).count(), 0);
         assert!(WatchTable::default().is_empty());
+    }
+
+    #[test]
+    fn page_with_a_watchpoint_of_reads_is_hidden() {
+        use WatchedAccess::{Both, Reads, Writes};
+        let table = WatchTable::with([
+            (0x1000, 4, Writes),
+            (0x1008, 4, Reads),
+            (0x2000, 4, Both),
+            (0x3000, 4, Writes),
+        ]);
+        let hidden = [0x1004, 0x2ffc, 0x3000, 0x4000].map(|gpa| table.hides(Gpa(gpa)));
+        assert_eq!(hidden, [true, true, false, false]);
+        assert!(table.has_reads() && table.protects(Gpa(0x3000)));
+        assert!(!WatchTable::at([(0x1000, 8)]).has_reads());
+    }
+
+    #[test]
+    fn words_of_a_watchpoint_end_at_multiples_of_8_and_at_pages() {
+        let words = |gpa, len| -> Vec<(u64, u16, usize)> {
+            let table = WatchTable::at([(gpa, len)]);
+            let watches = table.watches().iter();
+            watches
+                .map(|watch| (watch.gpa.0, watch.offset, watch.len))
+                .collect()
+        };
+        assert_eq!(words(0x1003, 8), [(0x1003, 0, 8)]);
+        assert_eq!(words(0x1000, 3), [(0x1000, 0, 3)]);
+        assert_eq!(
+            words(0x1004, 18),
+            [(0x1004, 0, 4), (0x1008, 4, 8), (0x1010, 12, 6)]
+        );
+        assert_eq!(words(0x1ffd, 5), [(0x1ffd, 0, 3), (0x2000, 3, 2)]);
+        assert_eq!(words(0x1001, 4096).len(), 513);
     }
 }

@@ -1,5 +1,7 @@
 //! Data that can be watched.
 
+use manifest::WatchedAccess;
+
 use super::*;
 
 #[test]
@@ -11,12 +13,35 @@ fn watched_data_is_a_place_on_a_protected_page() {
     let found = place(&kernel, "watch:counter+0x4:2");
     assert_eq!(found.ip, at.wrapping_add(4));
     assert_eq!(&*found.symbol, "counter+0x4");
-    assert_eq!(found.via, Via::ProtectedPage { len: 2 });
-    let by_address = place(&kernel, &format!("watch:{at}:8"));
+    let access = WatchedAccess::Writes;
+    assert_eq!(found.via, Via::ProtectedPage { len: 2, access });
+    let by_address = place(&kernel, &format!("watch:{at}:8:rw"));
+    let access = WatchedAccess::Both;
     assert_eq!(
         (by_address.ip, by_address.via),
-        (at, Via::ProtectedPage { len: 8 })
+        (at, Via::ProtectedPage { len: 8, access })
     );
+}
+
+#[test]
+fn reads_of_a_page_that_the_processor_reads_are_not_watched() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("counter", 5);
+    kernel.variable("idt_table", 0);
+    let kernel = kernel.kernel();
+    place(&kernel, "watch:counter:8");
+    for spec in ["watch:counter:8:r", "watch:counter:8:rw"] {
+        let error = problem(&kernel, spec);
+        assert_eq!(
+            error.problem.to_string(),
+            "its page holds `idt_table`, which the processor reads without an instruction of the guest"
+        );
+        assert_eq!(
+            error.help().as_deref(),
+            Some("watch the writes alone: leave out `r`, or write `w`")
+        );
+    }
 }
 
 #[test]

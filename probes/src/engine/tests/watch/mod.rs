@@ -1,19 +1,21 @@
 //! Writes of the guest to watched data.
 
+mod reads;
 mod stepped;
 
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{DataWrite, ProbeId, ProbeState};
-use manifest::{Action, ProbeConfig};
+use manifest::{Action, ProbeConfig, WatchedAccess};
 use text::testing::FakeVcpu;
 use text::{GuestError, Ran, To};
 
 use super::{Rig, gpa, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::watch::table::{Watch, WatchTable};
+use crate::engine::watch::table::{WatchTable, WatchedBytes};
 use crate::registry::{Missed, Probe, Purpose};
+use crate::resolve::WORDS_MAX;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// `lock xadd [rdi], rax`
@@ -79,6 +81,12 @@ impl Watched {
     fn protected(&self) -> Vec<u64> {
         let pages = self.rig.paused.protected.lock().expect("lock");
         pages.keys().map(|page| page.0).collect()
+    }
+
+    /// The values of the reported reads.
+    fn reads(&self) -> Vec<u64> {
+        let reads = self.rig.hits().into_iter().filter_map(|hit| hit.read);
+        reads.map(|read| read.value.0).collect()
     }
 
     /// The values of the reported writes.
@@ -175,13 +183,14 @@ fn emulated_instruction_under_a_plant_is_a_hit_of_both() {
 fn protect_code(watched: &Watched) {
     let purpose = Purpose::Count;
     let probe = Probe::new(ProbeId(99), "watch:_etext".into(), purpose, None, true);
-    let watch = Watch {
-        probe: Arc::new(probe),
+    let bytes = WatchedBytes {
         at: watched.at,
         gpa: Gpa(gpa(watched.at)),
         len: 4,
+        access: WatchedAccess::Writes,
     };
-    let (rig, table) = (&watched.rig, WatchTable::new(vec![watch]));
+    let words = bytes.words(&Arc::new(probe)).collect();
+    let (rig, table) = (&watched.rig, WatchTable::new(words));
     let replaced = rig.engine.watches.replace(&rig.paused, table);
     replaced.expect("armed");
 }
@@ -283,11 +292,67 @@ fn refused_protection_registers_nothing() {
 }
 
 #[test]
-fn emulation_failure_of_another_instruction_is_not_ours() {
+fn watchpoint_of_many_bytes_has_a_hit_for_each_word() {
+    let watched = watched(&MOV, &["watch:counter:4"]);
+    let at = watched.rig.probe(0).ip.expect("armed");
+    watched.register(&format!("watch:{at}:12"));
+    // The store writes the last bytes of one word and the first of the next.
+    watched.exit(&mut watched.vcpu(watched.data + 4, 0x2222_2222_1111_1111));
+    let hits = watched.rig.hits().into_iter();
+    let words: Vec<_> = hits
+        .filter_map(|hit| hit.write)
+        .map(|write| (write.at.0, write.offset, write.bytes, write.new.0))
+        .collect();
+    let low = 0x1111_1111_0000_0005;
+    assert_eq!(words, [(at.0, 0, 8, low), (at.0 + 8, 8, 4, 0x2222_2222)]);
+    // An exit at other bytes of the page is one, however many words the watchpoint has.
+    watched.exit(&mut watched.vcpu(watched.data + 64, 1));
+    assert_eq!((watched.counts(0), watched.counts(1)), ((0, 2), (2, 3)));
+}
+
+#[test]
+fn second_emulation_failure_of_an_instruction_is_not_ours() {
     let watched = watched(&MOVUPS, &["watch:counter:8"]);
     let mut vcpu = watched.vcpu(watched.data, 0);
     let writes = &watched.rig.engine.protected_accesses;
-    let outcome = writes.on_emulation_failure(&mut vcpu);
-    assert_eq!(outcome.expect("looked at"), HitOutcome::NotOurs);
+    let failure = |vcpu: &mut FakeVcpu| writes.on_emulation_failure(vcpu).expect("looked at");
+    assert_eq!(failure(&mut vcpu), HitOutcome::NeedsPause);
+    let mut second = None;
+    watched.step(&mut vcpu, |vcpu, _| {
+        second = Some(failure(vcpu));
+        Ok(Ran::Ended)
+    });
+    assert_eq!(second, Some(HitOutcome::NotOurs));
     assert_eq!(vcpu.regs.rip, watched.at.0);
+}
+
+#[test]
+fn watchpoints_beyond_the_most_words_are_no_probes() {
+    let watched = watched(&MOV, &["watch:counter:4"]);
+    let rig = &watched.rig;
+    let at = rig.probe(0).ip.expect("armed");
+    // 16 bytes count as three words, wherever they begin. The first watchpoint has up to two.
+    let most = (WORDS_MAX - 2) / 3;
+    let spec = format!("watch:{at}:16").parse::<manifest::ProbeSpec>();
+    let disabled = ProbeConfig {
+        enabled: false,
+        ..ProbeConfig::from(spec.expect("a probe"))
+    };
+    let register = |number| {
+        let all = vec![disabled.clone(); number];
+        rig.engine.register(&rig.paused, &all)
+    };
+    let refused = register(most + 1).expect_err("too many");
+    assert!(
+        format!("{refused:?}").contains("TooManyWords"),
+        "{refused:?}"
+    );
+    assert_eq!(rig.states().len(), 1);
+    register(most).expect("registered");
+    register(1).expect_err("too many");
+    let ids = rig.engine.inventory().ids();
+    rig.engine
+        .unregister(&rig.paused, &ids[1..2])
+        .expect("removed");
+    register(1).expect("registered");
 }

@@ -11,7 +11,7 @@ use crate::engine::tests::{Rig, gpa};
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// `int 0x30` gate: present, an interrupt gate of ring 0.
-const GATE: u64 = 0x8e << 40;
+pub(super) const GATE: u64 = 0x8e << 40;
 
 #[test]
 fn instruction_for_the_hardware_runs_alone_without_protection() {
