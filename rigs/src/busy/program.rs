@@ -35,10 +35,11 @@ const MARGIN: Duration = Duration::from_secs(600);
 /// A cycle takes a tenth of it where measured.
 const CYCLE: Duration = Duration::from_secs(1);
 
-/// The cycles before the memory is measured for the first time: the first ones fill caches.
-const WARM: u32 = 50;
-/// The most memory that all cycles behind may add. A kilobyte of each of 10 000 would be more.
+/// The most memory that the second half of the cycles may add. A kilobyte of each of 5000 would be more. The first half is not judged: the
+/// guest uses more and more of its memory, until its caches are full.
 const MORE_KIB: u64 = 4 << 10;
+/// The fewest cycles whose memory is judged.
+const JUDGED: u32 = 5000;
 
 /// What the cycles have shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,7 +49,7 @@ struct Seen {
     in_kernel: u64,
     /// The cycles with hits.
     with_hits: u32,
-    /// The memory of this process, without the guest's, when it was warm, and at the end.
+    /// The memory of this process, the guest's included, after half of the cycles, and at the end.
     resident_kib: (u64, u64),
 }
 
@@ -77,14 +78,12 @@ pub(super) fn run(guest: &Guest<'_>, cycles: Cycles) -> Result<String, String> {
     ))
 }
 
-/// The memory of this process, without the guest's, which is shared.
+/// The memory of this process.
 fn resident_kib() -> Result<u64, String> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(chain)?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.ok_or_else(|| "/proc/self/status has no RssAnon".to_owned())
+    number.ok_or_else(|| "/proc/self/status has no VmRSS".to_owned())
 }
 
 fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, String> {
@@ -94,7 +93,7 @@ fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, Str
     let mut seen = Seen::default();
     let began = Instant::now();
     for (number, spec) in (0..cycles.count).zip(IN_PROGRAM.iter().cycle()) {
-        if number == WARM {
+        if number == cycles.count / 2 {
             seen.resident_kib.0 = resident_kib()?;
         }
         if live.has_ended() {
@@ -113,7 +112,7 @@ fn drive(live: &Live<'_>, guest: &Guest<'_>, cycles: Cycles) -> Result<Seen, Str
     text.patched(&before, &after)?;
     let resident = resident_kib()?;
     seen.resident_kib.1 = resident;
-    if cycles.count > WARM && resident > seen.resident_kib.0 + MORE_KIB {
+    if cycles.count >= JUDGED && resident > seen.resident_kib.0 + MORE_KIB {
         return Err(format!(
             "{} KiB of memory, then {resident}",
             seen.resident_kib.0
