@@ -28,8 +28,7 @@ pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
 pub use programs::{
     CounterReaders, FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion,
-    FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, MarkOperand, NoCode, OpenFile, OperandPlace,
-    ProgramFrame, Storage,
+    FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, NoCode, OpenFile, ProgramFrame, Storage,
 };
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

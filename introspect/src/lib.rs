@@ -24,6 +24,7 @@ pub mod kaslr;
 pub mod kprobes;
 pub mod memory;
 pub mod modules;
+pub mod operand;
 pub mod optimise;
 pub mod orc;
 pub mod paging;

@@ -8,9 +8,9 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use introspect::glob_matches;
+use introspect::operand::SizedOperand;
 
 use super::elf::{Bytes, Elf};
-use super::mark_operand::{self, MarkOperand};
 use super::symbols::table;
 
 /// The section with the notes, and the section whose address tells how far the file has been moved since the notes were written.
@@ -21,6 +21,8 @@ const OWNER: &[u8] = b"stapsdt\0";
 const TYPE: u32 = 3;
 /// The most marks of a file: more than a probe can be at.
 const MAX_MARKS: usize = 10_000;
+/// The most operands of a mark: `sys/sdt.h` has macros for up to 12.
+pub const MAX_OPERANDS: usize = 12;
 /// The most bytes of a provider or a name, and of the operands.
 const MAX_NAME_BYTES: usize = 256;
 const MAX_OPERAND_BYTES: usize = 4096;
@@ -37,7 +39,7 @@ pub struct FileMark {
     /// The name.
     pub name: String,
     /// The values that the program has for the mark; `None` for each that is not understood.
-    pub operands: Vec<Option<MarkOperand>>,
+    pub operands: Vec<Option<SizedOperand>>,
     /// The counter in the program's memory, which tracers raise (a semaphore): the program passes the mark only while the counter is not zero.
     /// One for each segment of code; none if the mark has no counter.
     pub counters: Vec<MarkCounter>,
@@ -64,7 +66,7 @@ pub struct FileMarks {
 
 impl FileMark {
     /// Forgets each operand that differs from that of another note about the instruction: which of them counts is not known.
-    fn keep_common(&mut self, other: &[Option<MarkOperand>]) {
+    fn keep_common(&mut self, other: &[Option<SizedOperand>]) {
         let len = self.operands.len().max(other.len());
         self.operands.resize(len, None);
         for (number, operand) in self.operands.iter_mut().enumerate() {
@@ -123,7 +125,7 @@ pub(super) fn read(elf: &Elf, file: &dyn Bytes, provider: &str, name: &str) -> O
             found.unusable += 1;
             continue;
         };
-        let operands = mark_operand::parse_all(note.operands);
+        let operands = SizedOperand::list(note.operands, MAX_OPERANDS);
         match numbers.entry((offset, note.provider, note.name)) {
             // The linker may have merged functions with equal code.
             Entry::Occupied(number) => found.marks[*number.get()].keep_common(&operands),
@@ -405,7 +407,7 @@ mod tests {
         let file = program(&notes.concat());
         let elf = Elf::read(&file).expect("a program");
         let marks = read(&elf, &file, "a", "b").expect("notes").marks;
-        let [rax] = mark_operand::parse_all("8@%rax")[..] else {
+        let [rax] = SizedOperand::list("8@%rax", 1)[..] else {
             panic!("one operand");
         };
         let operands = marks.iter().map(|mark| &mark.operands[..]);

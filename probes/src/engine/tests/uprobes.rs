@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeState, Tier};
-use inspect::{FileId, MarkOperand, OperandPlace};
-use introspect::insn::{Gpr, decode};
+use inspect::FileId;
+use introspect::insn::decode;
+use introspect::operand::SizedOperand;
 use text::Passed;
 use text::testing::FakeVcpu;
 use vmm::Protection;
@@ -205,39 +206,18 @@ fn hit_of_a_program_has_its_registers_and_the_name_of_the_instruction() {
 
 #[test]
 fn hit_of_a_mark_has_the_values_of_the_mark() {
-    let operand = |bytes, is_signed, place| {
-        Some(MarkOperand {
-            bytes,
-            is_signed,
-            place,
-        })
-    };
-    let memory = |base, displacement| OperandPlace::Memory {
-        base,
-        index: None,
-        displacement,
-    };
-    let rdi = Gpr::Rdi;
-    let in_data = i64::try_from(DATA).expect("an address");
     let (kernel, in_kernel) = one("f", &PLAIN);
+    let operand = |text: String| Some(text.parse::<SizedOperand>().expect("an operand"));
     let operands = [
-        operand(
-            8,
-            false,
-            OperandPlace::Register {
-                register: rdi,
-                shift: 0,
-                bytes: 8,
-            },
-        ),
-        operand(4, true, memory(Some(rdi), in_data - 5)),
-        operand(2, false, OperandPlace::Constant(-1)),
+        operand("8@%rdi".to_owned()),
+        operand(format!("-4@{}(%rdi)", DATA - 5)),
+        operand("2@$-1".to_owned()),
         None,
         // Nothing is mapped there.
-        operand(8, false, memory(None, 0x7000_0000_0000)),
-        operand(4, false, memory(None, in_data)),
+        operand(format!("8@{}()", 0x7000_0000_0000_u64)),
+        operand(format!("4@{DATA}()")),
         // A program cannot read the kernel.
-        operand(8, false, memory(None, in_kernel.0.cast_signed())),
+        operand(format!("8@{}()", in_kernel.0)),
     ];
     let marked = |filter: &str| CodeSite {
         symbol: "a:b [/bin/x]".into(),

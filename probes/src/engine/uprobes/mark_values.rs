@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use address::Gva;
 use events::{Number, Param, Typed};
-use inspect::{MAX_OPERANDS, MarkOperand, OperandPlace};
+use inspect::MAX_OPERANDS;
+use introspect::operand::SizedOperand;
 use introspect::{PagingState, PhysMemory, read_virt};
 use text::general_register;
 use vmm::kvm_regs;
@@ -16,12 +17,12 @@ pub(crate) struct MarkParam {
     name: Arc<str>,
     type_name: Arc<str>,
     /// `None` if the operand is not understood.
-    operand: Option<MarkOperand>,
+    operand: Option<SizedOperand>,
 }
 
 impl MarkParam {
-    pub(crate) fn all_of(operands: &[Option<MarkOperand>]) -> Arc<[Self]> {
-        let param = |(number, operand): (usize, &Option<MarkOperand>)| Self {
+    pub(crate) fn all_of(operands: &[Option<SizedOperand>]) -> Arc<[Self]> {
+        let param = |(number, operand): (usize, &Option<SizedOperand>)| Self {
             name: format!("arg{number}").into(),
             type_name: operand.map_or("unknown", |known| known.type_name()).into(),
             operand: *operand,
@@ -82,23 +83,17 @@ fn raw(
     memory: &(impl PhysMemory + ?Sized),
     paging: &PagingState,
     regs: &kvm_regs,
-    operand: &MarkOperand,
+    operand: &SizedOperand,
 ) -> Option<u64> {
-    match operand.place {
-        OperandPlace::Register {
-            register, shift, ..
-        } => Some(general_register(regs, register) >> shift),
-        OperandPlace::Constant(value) => Some(value.cast_unsigned()),
-        OperandPlace::Memory { .. } => {
-            let at = operand.address(|register| general_register(regs, register))?;
-            // A program cannot read the kernel's half.
-            if at >> 63 != 0 {
-                return None;
-            }
-            let mut bytes = [0; 8];
-            let len = usize::from(operand.bytes).min(bytes.len());
-            read_virt(memory, paging, Gva(at), &mut bytes[..len]).ok()?;
-            Some(u64::from_le_bytes(bytes))
+    let read = |at: u64, len: usize| {
+        // A program cannot read the kernel's half.
+        if at >> 63 != 0 {
+            return None;
         }
-    }
+        let mut bytes = [0; 8];
+        let len = len.min(bytes.len());
+        read_virt(memory, paging, Gva(at), &mut bytes[..len]).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    };
+    operand.raw(|register| general_register(regs, register), read)
 }

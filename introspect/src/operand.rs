@@ -1,13 +1,18 @@
-//! The operands of marks: where a program has the values, as an assembler writes it: `8@%rax`, `-4@-20(%rbp)`, `4@$5`.
+//! Where code has a value, with the value's size, as an assembler writes the operands of marks: `8@%rax`, `-4@-20(%rbp)`, `4@$5`.
+//!
+//! Marks in programs have such operands in a note. The values of variables at a source line are written in the same way, with one addition:
+//! `8@&-20(%rbp)` is the address itself.
 
-use introspect::insn::Gpr;
+use std::fmt;
+use std::str::FromStr;
 
-/// The most operands of a mark: `sys/sdt.h` has macros for up to 12.
-pub const MAX_OPERANDS: usize = 12;
+use thiserror::Error;
 
-/// A value that a program has for a mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MarkOperand {
+use crate::insn::Gpr;
+
+/// A value in a register or in memory, or a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SizedOperand {
     /// The number of bytes: 1, 2, 4 or 8.
     pub bytes: u8,
     /// Whether the value has a sign.
@@ -17,7 +22,7 @@ pub struct MarkOperand {
 }
 
 /// Where a value is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperandPlace {
     /// In a register, from this bit on.
     Register {
@@ -30,34 +35,81 @@ pub enum OperandPlace {
     },
     /// The value itself.
     Constant(i64),
-    /// In memory, at the sum of these.
-    Memory {
-        /// The register with the base address.
-        base: Option<Gpr>,
-        /// The register with the index, and the factor.
-        index: Option<(Gpr, u8)>,
-        /// The displacement, bytes.
-        displacement: i64,
-    },
+    /// In memory, at the address.
+    Memory(OperandAddress),
+    /// The address itself.
+    Address(OperandAddress),
 }
 
-impl MarkOperand {
-    /// The address in memory for the registers `gpr`; `None` for an operand that is not in memory.
+/// An address, the sum of registers and a displacement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct OperandAddress {
+    /// The register with the base address.
+    pub base: Option<Gpr>,
+    /// The register with the index, and the factor.
+    pub index: Option<(Gpr, u8)>,
+    /// The displacement, bytes.
+    pub displacement: i64,
+}
+
+impl OperandAddress {
+    /// The address for the registers `gpr`.
     #[must_use]
-    pub fn address(&self, gpr: impl Fn(Gpr) -> u64) -> Option<u64> {
-        let OperandPlace::Memory {
-            base,
-            index,
-            displacement,
-        } = self.place
-        else {
-            return None;
-        };
-        let base = base.map_or(0, &gpr);
-        let index = index.map_or(0, |(index, factor)| {
+    pub fn of(&self, gpr: impl Fn(Gpr) -> u64) -> u64 {
+        let base = self.base.map_or(0, &gpr);
+        let index = self.index.map_or(0, |(index, factor)| {
             gpr(index).wrapping_mul(u64::from(factor))
         });
-        Some(base.wrapping_add(index).wrapping_add_signed(displacement))
+        base.wrapping_add(index)
+            .wrapping_add_signed(self.displacement)
+    }
+}
+
+/// Text that is no operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("it is no operand of an assembler with its size, like `8@%rax`, `-4@-20(%rbp)` or `4@$5`")]
+pub struct NotAnOperand;
+
+impl SizedOperand {
+    /// The operands in `text`, in order, at most `most`; `None` for each that is not understood: a floating-point number, a variable by its
+    /// name, an operand without a size.
+    #[must_use]
+    pub fn list(text: &str, most: usize) -> Vec<Option<Self>> {
+        // A memory operand may have spaces behind its commas.
+        let mut depth = 0_i32;
+        let between = |c: char| {
+            depth += match c {
+                '(' => 1,
+                ')' => -1,
+                _ => 0,
+            };
+            c == ' ' && depth <= 0
+        };
+        let operands = text.split(between).filter(|operand| !operand.is_empty());
+        operands.take(most).map(parse).collect()
+    }
+
+    /// Whether the value is in memory.
+    #[must_use]
+    pub const fn is_in_memory(&self) -> bool {
+        matches!(self.place, OperandPlace::Memory(_))
+    }
+
+    /// The 64 bits whose lowest bytes are the value, for the registers `gpr`. `read` reads this number of bytes in memory.
+    #[must_use]
+    pub fn raw(
+        &self,
+        gpr: impl Fn(Gpr) -> u64,
+        read: impl FnOnce(u64, usize) -> Option<u64>,
+    ) -> Option<u64> {
+        match self.place {
+            OperandPlace::Register {
+                register, shift, ..
+            } => Some(gpr(register) >> shift),
+            OperandPlace::Constant(value) => Some(value.cast_unsigned()),
+            OperandPlace::Address(address) => Some(address.of(gpr)),
+            OperandPlace::Memory(address) => read(address.of(gpr), usize::from(self.bytes)),
+        }
     }
 
     /// The value in `raw`, of which the lowest bytes count, as a number of 64 bits.
@@ -88,24 +140,49 @@ impl MarkOperand {
     }
 }
 
-/// The operands in `text`, in order, at most [`MAX_OPERANDS`]; `None` for each that is not understood: a floating-point number, a variable by its
-/// name, an operand without a size.
-pub(super) fn parse_all(text: &str) -> Vec<Option<MarkOperand>> {
-    // A memory operand may have spaces behind its commas.
-    let mut depth = 0_i32;
-    let between = |c: char| {
-        depth += match c {
-            '(' => 1,
-            ')' => -1,
-            _ => 0,
-        };
-        c == ' ' && depth <= 0
-    };
-    let operands = text.split(between).filter(|operand| !operand.is_empty());
-    operands.take(MAX_OPERANDS).map(parse).collect()
+impl FromStr for SizedOperand {
+    type Err = NotAnOperand;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).ok_or(NotAnOperand)
+    }
 }
 
-fn parse(text: &str) -> Option<MarkOperand> {
+/// Prints the text that parses to the same operand.
+impl fmt::Display for SizedOperand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.is_signed { "-" } else { "" };
+        write!(f, "{sign}{}@", self.bytes)?;
+        match self.place {
+            OperandPlace::Register {
+                register,
+                shift,
+                bytes,
+            } => write!(f, "%{}", part_name(register, shift, bytes)),
+            OperandPlace::Constant(value) => write!(f, "${value}"),
+            OperandPlace::Memory(address) => write!(f, "{address}"),
+            OperandPlace::Address(address) => write!(f, "&{address}"),
+        }
+    }
+}
+
+impl fmt::Display for OperandAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.displacement != 0 {
+            write!(f, "{}", self.displacement)?;
+        }
+        f.write_str("(")?;
+        if let Some(base) = self.base {
+            write!(f, "%{}", whole_name(base))?;
+        }
+        if let Some((index, factor)) = self.index {
+            write!(f, ",%{},{factor}", whole_name(index))?;
+        }
+        f.write_str(")")
+    }
+}
+
+fn parse(text: &str) -> Option<SizedOperand> {
     let (size, place) = text.split_once('@')?;
     let size: i8 = size.parse().ok()?;
     let bytes = size.unsigned_abs();
@@ -118,7 +195,7 @@ fn parse(text: &str) -> Option<MarkOperand> {
     {
         return None;
     }
-    Some(MarkOperand {
+    Some(SizedOperand {
         bytes,
         is_signed: size < 0,
         place,
@@ -132,6 +209,13 @@ fn parse_place(text: &str) -> Option<OperandPlace> {
     if let Some(name) = text.strip_prefix('%') {
         return register(name);
     }
+    match text.strip_prefix('&') {
+        Some(address) => Some(OperandPlace::Address(parse_address(address)?)),
+        None => Some(OperandPlace::Memory(parse_address(text)?)),
+    }
+}
+
+fn parse_address(text: &str) -> Option<OperandAddress> {
     let (displacement, registers) = text.strip_suffix(')')?.split_once('(')?;
     let displacement = match displacement.trim() {
         "" => 0,
@@ -159,7 +243,7 @@ fn parse_place(text: &str) -> Option<OperandPlace> {
         Some(base) => Some(base?),
         None => None,
     };
-    Some(OperandPlace::Memory {
+    Some(OperandAddress {
         base,
         index,
         displacement,
@@ -179,6 +263,29 @@ const WHOLE: [&str; 16] = [
     "r14", "r15",
 ];
 const SECOND_BYTES: [&str; 4] = ["ah", "ch", "dh", "bh"];
+
+fn whole_name(register: Gpr) -> &'static str {
+    let known = Gpr::ALL.iter().position(|known| *known == register);
+    known.map_or("", |number| WHOLE[number])
+}
+
+/// The name of the `bytes` bytes of `register` from the bit `shift` on.
+fn part_name(register: Gpr, shift: u8, bytes: u8) -> String {
+    let whole = whole_name(register);
+    let letters = whole.get(1..).unwrap_or_default();
+    let is_numbered = letters.starts_with(|c: char| c.is_ascii_digit());
+    let first = letters.get(..1).unwrap_or_default();
+    match (bytes, is_numbered) {
+        (1, false) if shift == 8 => format!("{first}h"),
+        (1, false) => format!("{}l", letters.strip_suffix('x').unwrap_or(letters)),
+        (2, false) => letters.to_owned(),
+        (4, false) => format!("e{letters}"),
+        (1, true) => format!("{whole}b"),
+        (2, true) => format!("{whole}w"),
+        (4, true) => format!("{whole}d"),
+        _ => whole.to_owned(),
+    }
+}
 
 /// The register, or the part of one, called `name`.
 fn register(name: &str) -> Option<OperandPlace> {
@@ -242,9 +349,13 @@ mod tests {
 
     use super::*;
 
-    fn one(text: &str) -> MarkOperand {
-        let [Some(operand)] = parse_all(text)[..] else {
-            panic!("{text}: {:?}", parse_all(text));
+    fn list(text: &str) -> Vec<Option<SizedOperand>> {
+        SizedOperand::list(text, 12)
+    }
+
+    fn one(text: &str) -> SizedOperand {
+        let [Some(operand)] = list(text)[..] else {
+            panic!("{text}: {:?}", list(text));
         };
         operand
     }
@@ -276,31 +387,31 @@ mod tests {
         assert_eq!(in_register("1@%ah"), (Gpr::ALL[0], 8));
         assert_eq!(in_register("1@%bh"), (Gpr::ALL[3], 8));
         for name in ["xmm0", "r16", "rip", "axl", "r1", "", "r8x", "sil0"] {
-            assert_eq!(parse_all(&format!("1@%{name}")), [None], "{name}");
+            assert_eq!(list(&format!("1@%{name}")), [None], "{name}");
         }
         // No part of a register has more bytes than it has.
         for text in ["8@%eax", "4@%ax", "-2@%al", "2@%ah", "8@%r9d", "2@%sil"] {
-            assert_eq!(parse_all(text), [None], "{text}");
+            assert_eq!(list(text), [None], "{text}");
         }
     }
 
     #[test]
     fn operands_of_compilers_are_understood() {
-        let found = parse_all("8@%r12 -4@-20(%rbp) 4@$5 1@8(%rax, %rbx, 4) 8f@%xmm0 -8@(%rsp)");
+        let found = list("8@%r12 -4@-20(%rbp) 4@$5 1@8(%rax, %rbx, 4) 8f@%xmm0 -8@(%rsp)");
         assert_eq!(found.len(), 6);
         assert_eq!(found[4], None);
         let gpr = |register: Gpr| 0x1000 + u64::from(register == Gpr::ALL[3]);
-        let addresses = [1, 3, 5].map(|at: usize| found[at].expect("one").address(gpr));
+        let address = |operand: SizedOperand| operand.raw(gpr, |at, _| Some(at));
+        let addresses = [1, 3, 5].map(|at: usize| address(found[at].expect("one")));
         assert_eq!(addresses, [Some(0xfec), Some(0x500c), Some(0x1000)]);
+        assert_eq!(address(one("8@&-20(%rbp)")), Some(0xfec));
+        assert!(!one("8@&-20(%rbp)").is_in_memory());
         assert_eq!(found[2].expect("one").place, OperandPlace::Constant(5));
-        assert_eq!(found[2].expect("one").address(gpr), None);
+        assert!(!found[2].expect("one").is_in_memory());
         assert!(found[1].expect("one").is_signed);
-        assert_eq!(parse_all(""), []);
+        assert_eq!(list(""), []);
         // The address of a variable is that of a symbol.
-        assert_eq!(
-            parse_all("8@counter(%rip) 4@$-7"),
-            [None, Some(one("4@$-7"))]
-        );
+        assert_eq!(list("8@counter(%rip) 4@$-7"), [None, Some(one("4@$-7"))]);
     }
 
     #[test]
@@ -313,18 +424,18 @@ mod tests {
             "8@foo+8(%rip)  8@%rax",
             "3@%rdx 8@%rax",
         ] {
-            assert_eq!(parse_all(text), [None, last], "{text}");
+            assert_eq!(list(text), [None, last], "{text}");
         }
-        assert_eq!(parse_all("-4@-20(%rbp, %rax,4) 8@%rax").len(), 2);
-        assert_eq!(parse_all("8@(,%rax,8) 8@%rax")[1], last);
+        assert_eq!(list("-4@-20(%rbp, %rax,4) 8@%rax").len(), 2);
+        assert_eq!(list("8@(,%rax,8) 8@%rax")[1], last);
     }
 
     #[test]
     fn operands_of_a_hostile_note_are_few() {
-        assert_eq!(parse_all(&"@".repeat(1 << 20)), [None]);
+        assert_eq!(list(&"@".repeat(1 << 20)), [None]);
         let many = "1@$1 ".repeat(1 << 20);
-        assert_eq!(parse_all(&many), [Some(one("1@$1")); MAX_OPERANDS]);
-        assert_eq!(parse_all(&"(".repeat(1 << 20)), [None]);
+        assert_eq!(list(&many), [Some(one("1@$1")); 12]);
+        assert_eq!(list(&"(".repeat(1 << 20)), [None]);
     }
 
     #[test]
@@ -338,7 +449,7 @@ mod tests {
             assert_eq!(one(text).place, OperandPlace::Constant(value), "{text}");
         }
         for text in ["8@$", "8@$+5", "8@$0x+5", "8@$--5", "8@$09", "8@$0x"] {
-            assert_eq!(parse_all(text), [None], "{text}");
+            assert_eq!(list(text), [None], "{text}");
         }
     }
 
@@ -352,11 +463,35 @@ mod tests {
         assert_eq!(one("-2@%ax").type_name(), "s16");
     }
 
+    #[test]
+    fn text_of_an_operand_is_that_operand() {
+        let parts = [
+            "rax", "eax", "ax", "al", "ah", "rsi", "sil", "r9", "r9d", "r9w", "r9b",
+        ];
+        let parts = parts.map(|name| format!("1@%{name}"));
+        let others = [
+            "-4@-20(%rbp)",
+            "8@(%rsp)",
+            "8@8(%rax,%r12,4)",
+            "2@(,%rdx,8)",
+            "8@&16(%rsp)",
+            "-8@$-9223372036854775808",
+            "8@&()",
+        ];
+        for text in parts.iter().map(String::as_str).chain(others) {
+            assert_eq!(one(text).to_string(), text);
+        }
+        for text in ["", "8@", "&8@(%rax)", "8@&", "8@&%rax", "8@% rax"] {
+            assert_eq!(text.parse::<SizedOperand>(), Err(NotAnOperand), "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_text_panics(text in "[-0-9@%$(), a-z]{0,60}") {
-            for operand in parse_all(&text).into_iter().flatten() {
+            for operand in list(&text).into_iter().flatten() {
                 prop_assert!(matches!(operand.bytes, 1 | 2 | 4 | 8));
+                prop_assert_eq!(operand.to_string().parse(), Ok(operand));
             }
         }
     }
