@@ -27,12 +27,14 @@ const MAX_SECTIONS_BYTES: u64 = 4 << 30;
 pub(crate) const MAX_HEADERS: u32 = 1 << 16;
 
 /// The sections that look-ups read.
-const NEEDED: [SectionId; 9] = [
+const NEEDED: [SectionId; 11] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
     SectionId::DebugInfo,
     SectionId::DebugLine,
     SectionId::DebugLineStr,
+    SectionId::DebugLoc,
+    SectionId::DebugLocLists,
     SectionId::DebugStr,
     SectionId::DebugStrOffsets,
     SectionId::DebugRanges,
@@ -58,6 +60,8 @@ pub(crate) enum FileKind {
 #[derive(Debug)]
 pub(crate) struct ElfParts {
     pub(crate) sections: DwarfSections<Vec<u8>>,
+    /// `.debug_frame`, which says where a function's frame is; empty in many files.
+    pub(crate) frames: Vec<u8>,
     /// The size of all sections.
     pub(crate) bytes: u64,
     pub(crate) build_id: Option<BuildId>,
@@ -115,9 +119,9 @@ impl ElfParts {
             }
         }
         let mut bytes = table_bytes;
-        let sections = DwarfSections::load(|id| {
+        let mut read = |id: SectionId| {
             let found = match elf.section_by_name(id.name()) {
-                Some(section) if NEEDED.contains(&id) => {
+                Some(section) => {
                     let max = MAX_SECTIONS_BYTES - bytes;
                     let mut found =
                         read_section(&section, id.name(), contents, max, MAX_SECTIONS_BYTES)?;
@@ -126,14 +130,20 @@ impl ElfParts {
                     }
                     found
                 }
-                _ => Vec::new(),
+                None => Vec::new(),
             };
             bytes += found.len() as u64;
             Ok::<_, OpenError>(found)
+        };
+        let sections = DwarfSections::load(|id| match NEEDED.contains(&id) {
+            true => read(id),
+            false => Ok(Vec::new()),
         })?;
+        let frames = read(SectionId::DebugFrame)?;
         let build_id = elf.build_id().map_err(OpenError::Elf)?;
         Ok(Self {
             sections,
+            frames,
             bytes: bytes - table_bytes,
             build_id: build_id.and_then(BuildId::new),
             symbols: code_symbols(elf, addresses.as_ref(), &mut Budget::of_bytes(table_bytes))?,

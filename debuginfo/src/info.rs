@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use address::Gva;
+use introspect::signature::Variable;
 use introspect::{BuildId, SymbolOffset, SymbolTable};
 
 use crate::contents::Contents;
 use crate::elf::FileKind;
 use crate::error::{InlinedError, LineError, LookupError, OpenError};
+use crate::scopes::SourcePlace;
 use crate::unit_cache::UnitCache;
-use crate::{inlined, line_addresses};
+use crate::{inlined, line_addresses, variables};
 
 /// More inlined functions at one address are left out, as only a damaged file has.
 const MAX_FRAMES: usize = 1024;
@@ -125,23 +127,33 @@ impl DebugInfo {
         Ok(frames.filter(known).take(MAX_FRAMES).collect())
     }
 
-    /// The link-time addresses at which the code of line `line` begins, in ascending order. `file` is the end of a path, in whole
-    /// components. Each function that has code of the line, and each inlined copy, has one address: the lowest beginning of a statement; if
+    /// The places at which the code of line `line` begins, in ascending order of their addresses. `file` is the end of a path, in whole
+    /// components. Each function that has code of the line, and each inlined copy, has one place: the lowest beginning of a statement; if
     /// no statement begins there, the lowest instruction of the line; if the line only calls inlined functions, the first of a copy.
     ///
     /// # Errors
     ///
     /// See [`LineError`].
-    pub fn addresses_of_line(&self, file: &str, line: u64) -> Result<Vec<Gva>, LineError> {
+    pub fn places_of_line(&self, file: &str, line: u64) -> Result<Vec<SourcePlace>, LineError> {
         line_addresses::find(&self.contents, file, line)
     }
 
-    /// The link-time addresses of the inlined copies of `function`, in ascending order.
+    /// The places of the inlined copies of `function`, in ascending order of their addresses.
     ///
     /// # Errors
     ///
     /// See [`InlinedError`].
-    pub fn inlined_copies(&self, function: &str) -> Result<Vec<Gva>, InlinedError> {
+    pub fn inlined_copies(&self, function: &str) -> Result<Vec<SourcePlace>, InlinedError> {
         inlined::find(&self.contents, function)
+    }
+
+    /// The variables at each of `places`: the parameters of the function or inlined copy, and then those variables of its blocks around the
+    /// place that have a value there.
+    ///
+    /// # Errors
+    ///
+    /// If the debug information is damaged.
+    pub fn variables(&self, places: &[SourcePlace]) -> Result<Vec<Vec<Variable>>, LookupError> {
+        variables::find(&self.contents, places)
     }
 }

@@ -1,23 +1,23 @@
 //! The inlined copies of a function.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use address::Gva;
 
 use crate::contents::Contents;
 use crate::error::InlinedError;
 use crate::names::Names;
-use crate::scopes;
+use crate::scopes::{self, SourcePlace};
 
 /// The most declarations in an error.
 const MAX_DECLARATIONS: usize = 8;
 
-/// The addresses of the inlined copies of `function`.
-pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, InlinedError> {
+/// The places of the inlined copies of `function`.
+pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<SourcePlace>, InlinedError> {
     let reader = contents.reader();
     let list = &contents.list.units;
     let mut budget = contents.budget();
-    let mut found = BTreeSet::new();
+    let mut found = BTreeMap::new();
     // Functions of different files may have one name.
     let mut declarations = BTreeSet::new();
     for index in list {
@@ -31,7 +31,7 @@ pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, Inli
             }
             let name = names.of_entry(unit, attributes, budget)?;
             if let Some(name) = name.filter(|name| *name.text == *function) {
-                found.insert(Gva(scope.entry));
+                found.entry(Gva(scope.entry)).or_insert(scope.entries);
                 declarations.extend(names.declaration(unit, &name, budget)?);
             }
             Ok(())
@@ -49,5 +49,9 @@ pub(crate) fn find(contents: &Contents, function: &str) -> Result<Vec<Gva>, Inli
             declarations: shown.collect(),
         });
     }
-    Ok(found.into_iter().collect())
+    let places = found.into_iter().map(|(address, scope)| SourcePlace {
+        address,
+        scope: Some(scope),
+    });
+    Ok(places.collect())
 }

@@ -27,6 +27,7 @@ mod inlined;
 mod line_addresses;
 mod module_id;
 mod names;
+mod other_units;
 mod paths;
 mod ranges;
 mod reader;
@@ -43,8 +44,10 @@ mod unit_frames;
 mod unit_lines;
 mod unit_reader;
 mod units;
+mod variables;
 mod zstd;
 
 pub use error::{InlinedError, LineError, LookupError, OpenError};
 pub use info::{DebugInfo, SourceFrame};
 pub use module_id::module_build_id;
+pub use scopes::SourcePlace;

@@ -1,6 +1,6 @@
 //! The addresses of a line.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use address::Gva;
 use gimli::UnitRef;
@@ -8,9 +8,10 @@ use gimli::UnitRef;
 use crate::budget::Budget;
 use crate::contents::Contents;
 use crate::error::{LineError, LookupError};
+use crate::paths;
 use crate::reader::Slice;
+use crate::scopes::{self, ScopeEntry, SourcePlace};
 use crate::unit_lines::UnitLines;
-use crate::{paths, scopes};
 
 /// The most files in an error.
 const MAX_FILES: usize = 8;
@@ -36,6 +37,7 @@ struct Place {
     /// The number of the scope's range.
     range: usize,
     address: u64,
+    scope: Option<ScopeEntry>,
 }
 
 impl Place {
@@ -58,8 +60,12 @@ struct Search<'r> {
     next: Option<u64>,
 }
 
-/// The addresses of line `line`: one for each function and each inlined copy that has code of the line.
-pub(crate) fn find(contents: &Contents, file: &str, line: u64) -> Result<Vec<Gva>, LineError> {
+/// The places of line `line`: one for each function and each inlined copy that has code of the line.
+pub(crate) fn find(
+    contents: &Contents,
+    file: &str,
+    line: u64,
+) -> Result<Vec<SourcePlace>, LineError> {
     let mut budget = contents.budget();
     let mut search = Search {
         file,
@@ -104,7 +110,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn answer(mut self, contents: &Contents) -> Result<Vec<Gva>, LineError> {
+    fn answer(mut self, contents: &Contents) -> Result<Vec<SourcePlace>, LineError> {
         let file = self.file.to_owned();
         if !self.is_known {
             return Err(LineError::NoFile { file });
@@ -124,9 +130,14 @@ impl Search<'_> {
                 next: self.next,
             }),
             (Some((_, places)), None) => {
-                let addresses: BTreeSet<Gva> =
-                    places.into_iter().map(|place| Gva(place.address)).collect();
-                Ok(addresses.into_iter().collect())
+                let mut scopes = BTreeMap::new();
+                for place in places {
+                    scopes.entry(Gva(place.address)).or_insert(place.scope);
+                }
+                let places = scopes.into_iter();
+                Ok(places
+                    .map(|(address, scope)| SourcePlace { address, scope })
+                    .collect())
             }
             (Some(first), Some(second)) => {
                 let paths = [first, second].into_iter().chain(places).take(MAX_FILES);
@@ -209,13 +220,15 @@ fn places<'f>(
             line,
         };
         let (around, reason) = line_of_file.judge(candidate, &chain);
+        let scope = match around {
+            Around::Scope(scope) => Some(&unit.scopes[scope]),
+            Around::Address(_) => None,
+        };
         let place = Place {
             reason,
-            range: match around {
-                Around::Scope(scope) => unit.scopes[scope].range_of(candidate.address),
-                Around::Address(_) => 0,
-            },
+            range: scope.map_or(0, |scope| scope.range_of(candidate.address)),
             address: candidate.address,
+            scope: scope.map(|scope| scope.entries),
         };
         let known = best.entry((candidate.path, around)).or_insert(place);
         if place.rank() < known.rank() {

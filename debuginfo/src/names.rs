@@ -3,30 +3,24 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gimli::{Attribute, AttributeValue, Unit, UnitOffset, UnitRef};
+use gimli::{Attribute, AttributeValue, UnitRef};
 
 use crate::budget::Budget;
 use crate::error::LookupError;
+use crate::other_units::{OtherUnits, attributes_at};
 use crate::paths;
-use crate::reader::{Slice, damaged, offset_of};
+use crate::reader::{Slice, referred};
 use crate::unit_reader::UnitReader;
-use crate::units::{self, UnitIndex};
+use crate::units::UnitIndex;
 
 /// An inlined copy refers to the abstract function, which may refer to a declaration.
 const MAX_REFERENCES: usize = 8;
 /// Longer names are cut.
 const MAX_NAME_BYTES: usize = 1024;
-/// The most steps of opening the kept units, a measure of their memory: a step is a byte of a table, for which gimli needs 25 bytes or more.
-const MAX_OTHERS_STEPS: u64 = 8 << 20;
 
-/// Follows references to names. The units of a kernel that is optimised as a whole refer to each other.
+/// Follows references to names.
 pub(crate) struct Names<'d, 'a> {
-    reader: &'d UnitReader<'a>,
-    units: &'d [UnitIndex],
-    /// Units other than the own, by their index.
-    others: HashMap<usize, Unit<Slice<'a>>>,
-    /// The steps of opening the others.
-    others_steps: u64,
+    others: OtherUnits<'d, 'a>,
     /// By the offset of the entry in `.debug_info`.
     known: HashMap<usize, Option<Name>>,
 }
@@ -34,10 +28,7 @@ pub(crate) struct Names<'d, 'a> {
 impl<'d, 'a> Names<'d, 'a> {
     pub(crate) fn new(reader: &'d UnitReader<'a>, units: &'d [UnitIndex]) -> Self {
         Self {
-            reader,
-            units,
-            others: HashMap::new(),
-            others_steps: 0,
+            others: OtherUnits::new(reader, units),
             known: HashMap::new(),
         }
     }
@@ -66,7 +57,7 @@ impl<'d, 'a> Names<'d, 'a> {
         let Some(offset) = name.entry else {
             return Ok(None);
         };
-        let Some(unit) = self.unit_with(unit, offset, budget)? else {
+        let Some(unit) = self.others.unit_with(unit, offset, budget)? else {
             return Ok(None);
         };
         let attributes = attributes_at(unit, offset)?;
@@ -99,7 +90,7 @@ impl<'d, 'a> Names<'d, 'a> {
         let mut at = offset;
         let mut name = None;
         for _ in 0..MAX_REFERENCES {
-            let Some(unit) = self.unit_with(unit, at, budget)? else {
+            let Some(unit) = self.others.unit_with(unit, at, budget)? else {
                 break;
             };
             match step(unit, &attributes_at(unit, at)?, budget)? {
@@ -114,35 +105,6 @@ impl<'d, 'a> Names<'d, 'a> {
         }
         self.known.insert(offset, name.clone());
         Ok(name)
-    }
-
-    /// The unit with the entry at `offset` of `.debug_info`: `unit` or another.
-    fn unit_with<'s>(
-        &'s mut self,
-        unit: UnitRef<'s, Slice<'a>>,
-        offset: usize,
-        budget: &mut Budget,
-    ) -> Result<Option<UnitRef<'s, Slice<'a>>>, LookupError> {
-        let own = offset_of(unit);
-        let end = own + unit.header.length_including_self();
-        if (own..end).contains(&offset) {
-            return Ok(Some(unit));
-        }
-        let Some(index) = units::with_entry(self.units, offset) else {
-            return Ok(None);
-        };
-        if !self.others.contains_key(&index) {
-            let before = *budget;
-            let other = self.reader.open(self.units[index].offset, budget)?;
-            let steps = before.since(*budget);
-            if self.others_steps + steps > MAX_OTHERS_STEPS {
-                self.others.clear();
-                self.others_steps = 0;
-            }
-            self.others_steps += steps;
-            self.others.insert(index, other);
-        }
-        Ok(Some(self.reader.unit_ref(&self.others[&index])))
     }
 }
 
@@ -162,16 +124,6 @@ enum Step {
     Nameless,
 }
 
-/// The attributes of the entry at `offset` of `.debug_info`, which is in `unit`.
-fn attributes_at<'a>(
-    unit: UnitRef<'_, Slice<'a>>,
-    offset: usize,
-) -> Result<Vec<Attribute<Slice<'a>>>, LookupError> {
-    let within = UnitOffset(offset.saturating_sub(offset_of(unit)));
-    let entry = unit.entry(within).map_err(damaged(offset_of(unit)))?;
-    Ok(entry.attrs().to_vec())
-}
-
 fn step<'a>(
     unit: UnitRef<'_, Slice<'a>>,
     attributes: &[Attribute<Slice<'a>>],
@@ -189,13 +141,7 @@ fn step<'a>(
                 return Ok(Step::Name(String::from_utf8_lossy(bytes).into()));
             }
             (gimli::DW_AT_abstract_origin | gimli::DW_AT_specification, value) => {
-                reference = match value {
-                    AttributeValue::UnitRef(UnitOffset(within)) => {
-                        offset_of(unit).checked_add(within)
-                    }
-                    AttributeValue::DebugInfoRef(offset) => Some(offset.0),
-                    _ => None,
-                };
+                reference = referred(unit, &value);
             }
             _ => (),
         }

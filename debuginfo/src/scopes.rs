@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use address::Gva;
 use gimli::{Attribute, AttributeValue, UnitRef};
 
 use crate::budget::Budget;
@@ -9,9 +10,28 @@ use crate::error::LookupError;
 use crate::ranges;
 use crate::reader::{Slice, damaged, offset_of};
 
+/// The place of a line or of an inlined copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourcePlace {
+    /// The link-time address.
+    pub address: Gva,
+    /// The function or inlined copy that the line belongs to; `None` for code of an assembler.
+    pub(crate) scope: Option<ScopeEntry>,
+}
+
+/// The entries of a scope, as offsets in `.debug_info`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScopeEntry {
+    /// The function or inlined copy.
+    pub(crate) own: usize,
+    /// The function that has the code.
+    pub(crate) function: usize,
+}
+
 /// The code of a function, or of an inlined copy within another scope.
 #[derive(Debug)]
 pub(crate) struct Scope {
+    pub(crate) entries: ScopeEntry,
     /// In the compiler's order: code that is seldom executed comes last.
     pub(crate) ranges: Vec<Range<u64>>,
     /// The depth of the entry in the tree: greater than the depths of the scopes around.
@@ -49,8 +69,10 @@ pub(crate) fn visit<'a>(
     let failed = damaged(offset_of(unit));
     let mut entries = unit.entries_raw(None).map_err(&failed)?;
     let mut attributes = Vec::new();
+    let mut function = 0;
     while !entries.is_empty() {
         let depth = entries.next_depth();
+        let own = offset_of(unit).saturating_add(entries.next_offset().0);
         let Some(abbreviation) = entries.read_abbreviation().map_err(&failed)? else {
             budget.spend(1)?;
             continue;
@@ -58,7 +80,10 @@ pub(crate) fn visit<'a>(
         let specifications = abbreviation.attributes();
         budget.spend(1 + specifications.len() / 8)?;
         let is_inlined = match abbreviation.tag() {
-            gimli::DW_TAG_subprogram => false,
+            gimli::DW_TAG_subprogram => {
+                function = own;
+                false
+            }
             gimli::DW_TAG_inlined_subroutine => true,
             _ => {
                 entries.skip_attributes(specifications).map_err(&failed)?;
@@ -74,6 +99,7 @@ pub(crate) fn visit<'a>(
         };
         let entry = entry_address(unit, &attributes, first).map_err(&failed)?;
         let scope = Scope {
+            entries: ScopeEntry { own, function },
             entry: entry
                 .filter(|&entry| ranges::hold(&found, entry))
                 .unwrap_or(first),

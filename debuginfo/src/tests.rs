@@ -6,11 +6,12 @@ mod frames;
 mod handmade;
 mod lines;
 mod modules;
+mod variables;
 
 use address::Gva;
 
-use crate::DebugInfo;
 use crate::synthetic::Program;
+use crate::{DebugInfo, SourcePlace};
 
 fn open(program: &Program) -> DebugInfo {
     DebugInfo::open(&program.path()).expect("a file with debug information")
@@ -18,6 +19,10 @@ fn open(program: &Program) -> DebugInfo {
 
 fn symbol(info: &DebugInfo, name: &str) -> introspect::Symbol {
     info.symbols().lookup(name).expect(name)
+}
+
+fn addresses(places: &[SourcePlace]) -> Vec<Gva> {
+    places.iter().map(|place| place.address).collect()
 }
 
 /// The function and `file:line` of each frame.

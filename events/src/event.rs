@@ -77,7 +77,7 @@ pub struct Hit {
     /// The task; absent if the kernel does not say where it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub task: Option<Task>,
-    /// At the entry of a function with known types: the parameters. At a mark in a program: the values of the mark.
+    /// At the entry of a function with known types: the parameters. At a source line: the variables. At a mark in a program: the values of the mark.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub params: Option<Vec<Param>>,
     /// At a tracepoint: the fields of the record that the guest's ftrace would write, by their names, in the order of the record.

@@ -96,16 +96,18 @@ fn ask(opened: Result<DebugInfo, OpenError>, functions: &[Gva; 4], case: &Case, 
         assert!(is_known || !(is_whole && is_function), "{address:?}");
     }
     let lines = [
-        info.addresses_of_line("leaf.h", LEAF_LINE),
-        info.addresses_of_line("a.c", CALL_LINES[0]),
+        info.places_of_line("leaf.h", LEAF_LINE),
+        info.places_of_line("a.c", CALL_LINES[0]),
     ];
-    let _ = info.addresses_of_line("a.c", case.line.into());
+    let _ = info.places_of_line("a.c", case.line.into());
     let copies = info.inlined_copies("leaf");
     if is_whole {
         assert!(lines.iter().all(Result::is_ok), "{lines:?}");
         assert_eq!(copies.map_or(0, |copies| copies.len()), 2);
     }
-    for addresses in lines.iter().flatten() {
-        assert!(addresses.is_sorted(), "{addresses:?}");
+    for places in lines.iter().flatten() {
+        assert!(places.is_sorted_by_key(|place| place.address), "{places:?}");
+        let variables = info.variables(places);
+        assert!(variables.is_ok() || !is_whole, "{variables:?}");
     }
 }

@@ -72,7 +72,7 @@ const SOURCES: [Source; 32] = sources! {
 const FLAGS: [&str; 20] = [
     "-std=gnu11",
     "-O2",
-    "-g1",
+    "-g",
     "-Wall",
     "-Wextra",
     "-Werror",

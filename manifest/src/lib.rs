@@ -10,6 +10,7 @@ mod expect;
 mod file;
 mod inject;
 mod probe_config;
+mod probe_variable;
 pub mod program;
 mod program_conflict;
 mod spec;
@@ -26,6 +27,7 @@ pub use file::{
 };
 pub use inject::{Due, Injection};
 pub use probe_config::{Action, ProbeConfig};
+pub use probe_variable::ProbeVariable;
 pub use program_conflict::{ProgramConflict, RequestedProbes};
 pub use spec::{
     DataBase, FilePlace, Location, MAX_WATCHED_BYTES, MarkNames, ModuleSpec, ProbeKind, ProbeSpec,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::program::{Aggregate, Filter};
-use crate::{ProbeAction, ProbeSpec};
+use crate::{Location, ProbeAction, ProbeKind, ProbeSpec, ProbeVariable};
 
 /// The site of a probe, and the action there.
 ///
@@ -24,6 +24,9 @@ pub struct ProbeConfig<A = Action> {
     pub enabled: bool,
     /// Whether the events show the kernel's stack. Only events have a stack: see [`stack_fits`](ProbeConfig::stack_fits).
     pub stack: bool,
+    /// The variables that events show: those of a source line, which the command has replaced by its places.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub variables: Vec<ProbeVariable>,
 }
 
 /// The action at the hits of a probe; of a return probe, at the returns.
@@ -71,6 +74,18 @@ impl ProbeConfig {
     pub const fn stack_fits(&self) -> bool {
         !self.stack || matches!(self.action, Action::Trace)
     }
+
+    /// Whether the probe has no variables, or is a probe whose events show them.
+    #[must_use]
+    pub fn variables_fit(&self) -> bool {
+        self.variables.is_empty()
+            || (self.at.kind == ProbeKind::Kprobe
+                && matches!(
+                    self.at.location,
+                    Location::Symbol { .. } | Location::Address(_)
+                )
+                && self.action == Action::Trace)
+    }
 }
 
 impl<A> ProbeConfig<A> {
@@ -84,6 +99,7 @@ impl<A> ProbeConfig<A> {
             maxactive: self.maxactive,
             enabled: self.enabled,
             stack: self.stack,
+            variables: self.variables,
         }
     }
 }
@@ -97,6 +113,7 @@ impl From<ProbeSpec> for ProbeConfig {
             maxactive: None,
             enabled: true,
             stack: false,
+            variables: Vec::new(),
         }
     }
 }

@@ -69,6 +69,7 @@ impl Formatter {
                     (Some(name), _) => name.to_owned(),
                     // The symbol of a mark has no offset.
                     (None, Some(_)) if is_at_marks(&hit.probe) => hit.symbol.to_string(),
+                    (None, Some(_)) if is_behind_entry(&hit.symbol) => hit.symbol.to_string(),
                     (None, Some(_)) => function(&hit.symbol),
                     (None, None) => entry(&hit.symbol),
                 };
@@ -293,6 +294,13 @@ fn function(symbol: &str) -> String {
         Some((_, module)) => format!("{function} {module}"),
         None => function.to_owned(),
     }
+}
+
+/// Whether `symbol` is behind the entry of its function, where the parameters are those of a source line. An entry may have an `endbr64` in front.
+fn is_behind_entry(symbol: &str) -> bool {
+    let offset = symbol.split_once('+').map(|(_, offset)| offset);
+    let offset = offset.and_then(|offset| offset.split(' ').next());
+    offset.is_some_and(|offset| !matches!(offset, "0x0" | "0x4"))
 }
 
 /// A write, behind the name of the watched data.

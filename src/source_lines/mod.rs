@@ -33,5 +33,6 @@ pub(crate) use named_files::NamedFiles;
 pub(crate) use replace::{
     LineFiles, SourceLinesError, needs_kernel_file, needy, needy_modules, replace,
 };
+pub(crate) use sites::Site;
 pub(crate) use source_sites::SourceSites;
 pub(crate) use spellings::Spellings;

@@ -10,7 +10,7 @@ use manifest::{Location, ModuleSpec, ProbeSpec};
 
 use super::debug_file::MayFetch;
 use super::module_files::ModuleFiles;
-use super::sites::{SiteError, Sites, SourceSiteError, addresses, at_addresses};
+use super::sites::{SiteError, Sites, SourceSiteError, at_places, places};
 
 /// As many digits of a build-id as git shows of a commit.
 const BUILD_DIGITS: usize = 12;
@@ -70,8 +70,8 @@ impl OpenedModule {
             }),
             ..spec.clone()
         };
-        let addresses = addresses(&self.info, spec)?;
-        let found = at_addresses(&built, &addresses, |address| {
+        let places = places(&self.info, spec)?;
+        let found = at_places(&built, places, |address| {
             let Some(within) = self.info.module_function_at(address) else {
                 return Ok(None);
             };
@@ -157,7 +157,13 @@ int other(void)
         let spec: ProbeSpec = spec.parse().expect("a probe");
         let module = spec.module.clone().expect("a module");
         let found = ModuleSites::new(ModuleFiles::of_named(named)).of(&spec, &module, MayFetch::No);
-        let names = |found: Sites| found.specs.iter().map(ToString::to_string).collect();
+        let names = |found: Sites| {
+            found
+                .sites
+                .iter()
+                .map(|site| site.spec.to_string())
+                .collect()
+        };
         (found.map(names).map_err(|error| chain(&error)), build_id)
     }
 

@@ -14,7 +14,7 @@ use super::known_builds::KnownBuilds;
 use super::module_file_error::ModuleFileError;
 use super::module_files::ModuleFiles;
 use super::named_files::{NamedFiles, TwoKernelsError};
-use super::sites::{SiteError, SourceSiteError, left_out};
+use super::sites::{Site, SiteError, SourceSiteError, left_out};
 use super::source_sites::SourceSites;
 use super::spellings::Spellings;
 use crate::config::{Boot, RunConfig};
@@ -201,9 +201,20 @@ pub(crate) fn replace(
     let mut probes = Vec::with_capacity(config.probes.len());
     for probe in config.probes.drain(..) {
         let found = replacement.probes(&probe.at)?;
-        probes.extend(found.into_iter().map(|at| ProbeConfig {
-            at,
-            ..probe.clone()
+        probes.extend(found.into_iter().map(|Site { spec, variables }| {
+            let at_site = ProbeConfig {
+                at: spec,
+                variables,
+                ..probe.clone()
+            };
+            match at_site.variables_fit() {
+                true => at_site,
+                // Counts show no variables.
+                false => ProbeConfig {
+                    variables: Vec::new(),
+                    ..at_site
+                },
+            }
         }));
     }
     config.probes = probes;
@@ -272,7 +283,7 @@ struct Replacement<'r> {
 
 impl Replacement<'_> {
     /// The probes in place of a requested one: those that the engine can resolve.
-    fn probes(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SourceLinesError> {
+    fn probes(&mut self, spec: &ProbeSpec) -> Result<Vec<Site>, SourceLinesError> {
         let sites = self.sites(spec)?;
         let (sites, left_out) = resolved(&self.guest.kernel, spec, sites);
         left_out.into_iter().for_each(|note| self.note(note));
@@ -280,9 +291,9 @@ impl Replacement<'_> {
     }
 
     /// The places of `spec` that a processor may execute.
-    fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<ProbeSpec>, SourceLinesError> {
+    fn sites(&mut self, spec: &ProbeSpec) -> Result<Vec<Site>, SourceLinesError> {
         if !spec.location.needs_debug_info() {
-            return Ok(vec![spec.clone()]);
+            return Ok(vec![Site::only(spec)]);
         }
         let found = self.sites.of(spec, self.may_fetch);
         let found = found.map_err(|error| SourceLinesError::of_sites(spec, error))?;
@@ -290,10 +301,10 @@ impl Replacement<'_> {
             .note(spec)
             .into_iter()
             .for_each(|note| self.note(note));
-        for site in &found.specs {
-            self.spellings.add(site, spec);
+        for site in &found.sites {
+            self.spellings.add(&site.spec, spec);
         }
-        Ok(found.specs)
+        Ok(found.sites)
     }
 
     /// Keeps a sentence. A probe and an expectation may name the same line.
@@ -307,12 +318,12 @@ impl Replacement<'_> {
     fn expectation(&mut self, expectation: &mut Expectation) -> Result<(), SourceLinesError> {
         for spec in expectation.specs_mut() {
             let found = self.sites(spec)?;
-            match <[ProbeSpec; 1]>::try_from(found) {
-                Ok([site]) => *spec = site,
+            match <[Site; 1]>::try_from(found) {
+                Ok([site]) => *spec = site.spec,
                 Err(sites) => {
                     return Err(SourceLinesError::Expected {
                         spec: spec.to_string(),
-                        sites: sites.iter().map(ToString::to_string).collect(),
+                        sites: sites.iter().map(|site| site.spec.to_string()).collect(),
                     });
                 }
             }
@@ -323,13 +334,11 @@ impl Replacement<'_> {
 
 /// The `sites` of `spec` that the engine can resolve, and a message about the others: as for a pattern, whose other matches are armed. If
 /// the engine can resolve none, all are returned, and the check of the run says why.
-fn resolved(
-    kernel: &Kernel,
-    spec: &ProbeSpec,
-    sites: Vec<ProbeSpec>,
-) -> (Vec<ProbeSpec>, Option<String>) {
+fn resolved(kernel: &Kernel, spec: &ProbeSpec, sites: Vec<Site>) -> (Vec<Site>, Option<String>) {
     // Addresses are running ones, and are in `sites` only if the kernel runs where it is linked.
-    let errors = sites.iter().map(|site| resolve(kernel, site, 0).err());
+    let errors = sites
+        .iter()
+        .map(|site| resolve(kernel, &site.spec, 0).err());
     let errors: Vec<_> = errors.collect();
     let number = errors.iter().flatten().count();
     let first = errors.iter().flatten().next().map(ToString::to_string);

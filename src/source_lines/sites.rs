@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use address::Gva;
-use debuginfo::{DebugInfo, InlinedError, LineError};
+use debuginfo::{DebugInfo, InlinedError, LineError, LookupError};
 use introspect::SymbolTable;
-use manifest::{Location, ProbeSpec};
+use manifest::{Location, ProbeSpec, ProbeVariable};
 use thiserror::Error;
 
 use super::module_file_error::ModuleFileError;
@@ -32,6 +32,14 @@ pub(crate) enum SiteError {
         spec: String,
         /// The cause.
         source: InlinedError,
+    },
+    /// The variables at the places.
+    #[error("cannot probe `{spec}`: its variables cannot be read")]
+    Variables {
+        /// The probe.
+        spec: String,
+        /// The cause.
+        source: LookupError,
     },
     /// All places are outside the kernel's functions.
     #[error(
@@ -89,7 +97,8 @@ impl SiteError {
                 matches!(source, LineError::NoFile { .. } | LineError::NoCode { .. })
             }
             Self::Inlined { source, .. } => matches!(source, InlinedError::NoCopy { .. }),
-            Self::Outside { .. }
+            Self::Variables { .. }
+            | Self::Outside { .. }
             | Self::OutsideModule { .. }
             | Self::Ambiguous { .. }
             | Self::AmbiguousInModule { .. }
@@ -175,11 +184,30 @@ impl<'k> KernelSymbols<'k> {
     }
 }
 
+/// A probe in place of one at a line or at inlined copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    /// The place.
+    pub(crate) spec: ProbeSpec,
+    /// The variables of the line's function there.
+    pub(crate) variables: Vec<ProbeVariable>,
+}
+
+impl Site {
+    /// The probe `spec`, which needs no debug information, or has none.
+    pub(super) fn only(spec: &ProbeSpec) -> Self {
+        Self {
+            spec: spec.clone(),
+            variables: Vec::new(),
+        }
+    }
+}
+
 /// The places of a probe.
 #[derive(Debug)]
 pub(crate) struct Sites {
     /// A probe for each place that can be probed.
-    pub(crate) specs: Vec<ProbeSpec>,
+    pub(crate) sites: Vec<Site>,
     /// The number of places outside the kernel's functions.
     outside: usize,
 }
@@ -188,7 +216,7 @@ impl Sites {
     /// The place of `spec`, which needs no debug information, or has none.
     pub(super) fn only(spec: &ProbeSpec) -> Self {
         Self {
-            specs: vec![spec.clone()],
+            sites: vec![Site::only(spec)],
             outside: 0,
         }
     }
@@ -196,7 +224,7 @@ impl Sites {
     /// What the user has to know about the places of `spec`.
     pub(crate) fn note(&self, spec: &ProbeSpec) -> Option<String> {
         let why = "they are outside of the functions that the kernel executes";
-        let all = self.outside + self.specs.len();
+        let all = self.outside + self.sites.len();
         (self.outside > 0).then(|| left_out(spec, self.outside, all, why))
     }
 }
@@ -212,64 +240,91 @@ pub(super) fn sites(
     spec: &ProbeSpec,
     kernel: &KernelSymbols<'_>,
 ) -> Result<Sites, SiteError> {
-    let addresses = addresses(info, spec)?;
-    at_addresses(spec, &addresses, |address| location(spec, address, kernel))
+    let places = places(info, spec)?;
+    at_places(spec, places, |address| location(spec, address, kernel))
 }
 
-/// The addresses in the file `info` of the line or the inlined copies of `spec`; none for another place.
-pub(super) fn addresses(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<Gva>, SiteError> {
-    match &spec.location {
+/// An address of a line or of an inlined copy, with the variables there.
+#[derive(Clone, Debug)]
+pub(super) struct FoundPlace {
+    pub(super) address: Gva,
+    pub(super) variables: Vec<ProbeVariable>,
+}
+
+/// The places in the file `info` of the line or the inlined copies of `spec`; none for another place.
+pub(super) fn places(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<FoundPlace>, SiteError> {
+    let named = || spec.to_string();
+    let places = match &spec.location {
         Location::Line { file, line } => {
-            info.addresses_of_line(file, *line)
+            info.places_of_line(file, *line)
                 .map_err(|source| SiteError::Line {
-                    spec: spec.to_string(),
+                    spec: named(),
                     source,
-                })
+                })?
         }
         Location::Inlined(function) => {
             info.inlined_copies(function)
                 .map_err(|source| SiteError::Inlined {
-                    spec: spec.to_string(),
+                    spec: named(),
                     source,
-                })
+                })?
         }
         Location::Symbol { .. }
         | Location::Address(_)
         | Location::Glob(_)
         | Location::Data(_)
-        | Location::Program(_) => Ok(Vec::new()),
+        | Location::Program(_) => Vec::new(),
+    };
+    check_number(spec, places.len())?;
+    let variables = info.variables(&places);
+    let variables = variables.map_err(|source| SiteError::Variables {
+        spec: named(),
+        source,
+    })?;
+    let found = places.iter().zip(variables);
+    let found = found.map(|(place, variables)| FoundPlace {
+        address: place.address,
+        variables: variables.into_iter().map(ProbeVariable::from).collect(),
+    });
+    Ok(found.collect())
+}
+
+fn check_number(spec: &ProbeSpec, found: usize) -> Result<(), SiteError> {
+    match found > MAX_SITES {
+        true => Err(SiteError::TooMany {
+            spec: spec.to_string(),
+            found,
+        }),
+        false => Ok(()),
     }
 }
 
-/// The probes at `addresses`, the places of `spec`, each at the `location` of its address, if the address has one.
-pub(super) fn at_addresses(
+/// The probes at `places`, which are those of `spec`, each at the `location` of its address, if the address has one.
+pub(super) fn at_places(
     spec: &ProbeSpec,
-    addresses: &[Gva],
+    places: Vec<FoundPlace>,
     location: impl Fn(Gva) -> Result<Option<Location>, SiteError>,
 ) -> Result<Sites, SiteError> {
-    if addresses.len() > MAX_SITES {
-        return Err(SiteError::TooMany {
-            spec: spec.to_string(),
-            found: addresses.len(),
-        });
-    }
-    let mut specs = Vec::with_capacity(addresses.len());
-    for address in addresses {
-        if let Some(location) = location(*address)? {
-            specs.push(ProbeSpec {
+    let number = places.len();
+    let first = places.first().map(|place| place.address);
+    let mut sites = Vec::with_capacity(number);
+    for FoundPlace { address, variables } in places {
+        if let Some(location) = location(address)? {
+            let spec = ProbeSpec {
                 location,
                 ..spec.clone()
-            });
+            };
+            sites.push(Site { spec, variables });
         }
     }
-    match (addresses, specs.is_empty()) {
-        ([first, ..], true) => Err(SiteError::Outside {
+    match (first, sites.is_empty()) {
+        (Some(first), true) => Err(SiteError::Outside {
             spec: spec.to_string(),
-            first: *first,
+            first,
         }),
         _ => Ok(Sites {
-            outside: addresses.len() - specs.len(),
-            specs,
+            outside: number - sites.len(),
+            sites,
         }),
     }
 }
@@ -369,12 +424,21 @@ mod tests {
         for symbols in [table(&LAYOUT), table(&code)] {
             let kernel = KernelSymbols::new(&symbols, None);
             let at = |lows: &[u64]| {
-                let addresses: Vec<Gva> = lows.iter().map(|low| Gva(BASE + low)).collect();
-                at_addresses(&line(), &addresses, |at| location(&line(), at, &kernel))
+                let places = lows.iter().map(|low| FoundPlace {
+                    address: Gva(BASE + low),
+                    variables: Vec::new(),
+                });
+                at_places(&line(), places.collect(), |at| {
+                    location(&line(), at, &kernel)
+                })
             };
             // The third is a replacement, in a section between `_einittext` and the next symbol.
             let found = at(&[0x20, 0x2120, 0x2a00]).expect("places");
-            let names: Vec<String> = found.specs.iter().map(ToString::to_string).collect();
+            let names: Vec<String> = found
+                .sites
+                .iter()
+                .map(|site| site.spec.to_string())
+                .collect();
             assert_eq!(names, ["kprobe:entry+0x10", "kprobe:setup+0x10"]);
             assert_eq!(
                 found.note(&line()).as_deref(),
@@ -395,11 +459,8 @@ mod tests {
 
     #[test]
     fn more_places_than_the_limit_are_refused() {
-        let symbols = table(&LAYOUT);
-        let addresses = vec![Gva(BASE + 0x20); MAX_SITES + 1];
-        let kernel = KernelSymbols::new(&symbols, None);
-        let error = at_addresses(&line(), &addresses, |at| location(&line(), at, &kernel));
-        let error = error.expect_err("too many");
+        assert!(check_number(&line(), MAX_SITES).is_ok());
+        let error = check_number(&line(), MAX_SITES + 1).expect_err("too many");
         assert!(matches!(&error, SiteError::TooMany { found, .. } if *found == MAX_SITES + 1));
         assert!(!error.is_absence());
     }

@@ -290,3 +290,48 @@ fn optional_expectation_is_skipped_without_the_place_and_without_the_debug_file(
         );
     }
 }
+
+/// The values of `name` at all hits, in order; `None` if the event has the variable without a value.
+fn values(ran: &Ran, name: &str) -> Vec<Option<Value>> {
+    let hits = ran.lines().into_iter();
+    let hits = hits.filter(|line| line["type"] == "hit");
+    let value = |hit: Value| {
+        let params = hit["params"].as_array().expect("variables").iter();
+        let found = params.into_iter().find(|param| param["name"] == name);
+        let found = found.unwrap_or_else(|| panic!("no `{name}`: {hit}"));
+        found.get("value").cloned()
+    };
+    hits.map(value).collect()
+}
+
+#[test]
+fn variables_of_a_line_have_the_guest_s_values() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    guest(&folder);
+    let call = line("leave.c", "leave_frames();");
+    let ran = run(&folder, &format!("kprobe:leave.c:{call}"), &[]);
+    assert!(ran.outcome().is_good());
+    let number = |number: u64| Some(Value::from(number));
+    let rounds: Vec<_> = (0..ROUNDS).map(number).collect();
+    assert_eq!(values(&ran, "round"), rounds);
+    assert_eq!(values(&ran, "rounds"), vec![number(ROUNDS); 7]);
+}
+
+#[test]
+fn variable_of_an_inlined_copy_has_each_character_that_the_guest_writes() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    guest(&folder);
+    let ran = run(&folder, "kprobe:put_char:inlined", &[]);
+    let written = values(&ran, "c").into_iter();
+    let written: Vec<u8> = written
+        .map(|c| {
+            let c = c.expect("a value").as_i64().expect("a number");
+            u8::try_from(c).expect("ASCII")
+        })
+        .collect();
+    assert_eq!(
+        String::from_utf8_lossy(&written),
+        String::from_utf8_lossy(&ran.console)
+    );
+    assert!(!written.is_empty());
+}

@@ -1,7 +1,7 @@
 //! Probes: requested and registered.
 
 use events::{ProbeStatus, ProbeSummary};
-use manifest::ProbeAction;
+use manifest::{ProbeAction, ProbeVariable};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder};
@@ -9,7 +9,7 @@ use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::Pause;
-use crate::limits::PROBES_PER_REQUEST;
+use crate::limits::{PROBES_PER_REQUEST, VARIABLES_PER_PROBE};
 
 /// A probe to add.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,7 +51,14 @@ pub struct AddProbe {
     /// Whether events show the kernel's stack; requires the action `trace`.
     #[serde(default)]
     pub stack: bool,
+    /// Variables that events show, at most 20; requires `kprobe:SYMBOL+OFFSET` and the action `trace`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    #[schema(max_items = 20)]
+    pub variables: Vec<ProbeVariable>,
 }
+
+// A schema has literals only.
+const _: () = assert!(VARIABLES_PER_PROBE == 20);
 
 const fn yes() -> bool {
     true
@@ -84,6 +91,7 @@ impl AddProbe {
             filter: None,
             aggregate: None,
             stack: false,
+            variables: Vec::new(),
         }
     }
 }

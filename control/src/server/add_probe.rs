@@ -7,6 +7,7 @@ use manifest::{Action, Location, ProbeConfig, ProbeSpec, SpecError};
 
 use super::names::shortened;
 use crate::api::{AddProbe, Problem, ProblemKind};
+use crate::limits::VARIABLES_PER_PROBE;
 
 /// Parses and checks a probe. `pointer` is the JSON pointer to the probe in the body.
 pub(super) fn config(wanted: &AddProbe, pointer: &str) -> Result<ProbeConfig, Problem> {
@@ -57,7 +58,24 @@ pub(super) fn config(wanted: &AddProbe, pointer: &str) -> Result<ProbeConfig, Pr
         maxactive: wanted.maxactive.map(usize::from),
         enabled: wanted.enabled,
         stack: wanted.stack,
+        variables: wanted.variables.clone(),
     };
+    if config.variables.len() > VARIABLES_PER_PROBE {
+        return Err(ProblemKind::Malformed
+            .with(format!(
+                "a probe has at most {VARIABLES_PER_PROBE} variables"
+            ))
+            .at(format!("{pointer}/variables")));
+    }
+    if !config.variables_fit() {
+        return Err(ProblemKind::Contradictory
+            .with("`variables` are for the events of a probe at an instruction of the kernel")
+            .help(Some(
+                "use `kprobe:SYMBOL+OFFSET` and the action `trace`, or leave `variables` out"
+                    .to_owned(),
+            ))
+            .at(format!("{pointer}/variables")));
+    }
     if !config.stack_fits() {
         return Err(ProblemKind::Contradictory
             .with("`stack` is for events, and the probe has none")

@@ -8,7 +8,7 @@ use hyprobe_control::ClientError;
 use hyprobe_control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
 };
-use manifest::ProbeAction;
+use manifest::{ProbeAction, ProbeVariable};
 
 use crate::rig::Rig;
 
@@ -105,7 +105,45 @@ fn a_probe_has_a_program() {
         stack: true,
         ..with("kprobe:one", None, None)
     };
+    let variable = ProbeVariable {
+        name: "n".to_owned(),
+        declared: "long".to_owned(),
+        operand: "8@%rdi".parse().ok(),
+    };
+    let counted_with_variables = AddProbe {
+        action: Some(ProbeAction::Count),
+        variables: vec![variable.clone()],
+        ..with("kprobe:one", None, None)
+    };
+    let returns_with_variables = AddProbe {
+        variables: vec![variable.clone()],
+        ..with("kretprobe:one", None, None)
+    };
+    let too_many_variables = AddProbe {
+        variables: vec![variable; 21],
+        ..with("kprobe:one", None, None)
+    };
+    const VARIABLES: &str =
+        "`variables` are for the events of a probe at an instruction of the kernel";
     let wrong = [
+        (
+            counted_with_variables,
+            ProblemKind::Contradictory,
+            "/variables",
+            VARIABLES,
+        ),
+        (
+            returns_with_variables,
+            ProblemKind::Contradictory,
+            "/variables",
+            VARIABLES,
+        ),
+        (
+            too_many_variables,
+            ProblemKind::Malformed,
+            "/variables",
+            "a probe has at most 20 variables",
+        ),
         (
             counted_with_stack,
             ProblemKind::Contradictory,

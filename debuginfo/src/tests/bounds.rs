@@ -111,7 +111,7 @@ fn line_with_many_rows_and_ranges_is_found_in_the_time_of_their_sum() {
     ranges.extend(range(0, 0));
     let info = rows_and_ranges(COUNT, 1, &ranges);
     let started = Instant::now();
-    let found = info.addresses_of_line("a.c", 5).expect("rows");
+    let found = info.places_of_line("a.c", 5).expect("rows");
     assert!(found.len() >= COUNT);
     assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
 }
@@ -124,7 +124,7 @@ fn rows_in_many_ranges_are_too_complex() {
     ranges.extend(range(0, 0));
     let info = rows_and_ranges(COUNT, 1, &ranges);
     let started = Instant::now();
-    let error = info.addresses_of_line("a.c", 5).expect_err("too complex");
+    let error = info.places_of_line("a.c", 5).expect_err("too complex");
     assert_eq!(error.to_string(), LookupError::TooComplex.to_string());
     assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
 }

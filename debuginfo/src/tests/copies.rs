@@ -1,17 +1,17 @@
 use address::Gva;
 
 use super::handmade::{self, CODE, line_program, range, unit};
-use super::{frames, open, symbol};
+use super::{addresses, frames, open, symbol};
 use crate::synthetic::{CALL_LINES, LEAF_LINE, Program};
 
 #[test]
 fn inlined_line_has_one_address_in_each_function_around() {
     let mut info = open(&Program::compile(&[]));
-    let lines = info.addresses_of_line("leaf.h", LEAF_LINE).expect("lines");
+    let lines = info.places_of_line("leaf.h", LEAF_LINE).expect("lines");
     let copies = info.inlined_copies("leaf").expect("copies");
-    for addresses in [lines, copies] {
-        assert_eq!(addresses.len(), 2);
-        for (address, (around, call)) in addresses
+    for places in [lines, copies] {
+        assert_eq!(places.len(), 2);
+        for (address, (around, call)) in addresses(&places)
             .into_iter()
             .zip(["one", "two"].into_iter().zip(CALL_LINES))
         {
@@ -47,7 +47,7 @@ void two(int n) { sink = leaf(n); }
         let error = info.inlined_copies("leaf").expect_err("two functions");
         let expected = "several inlined functions have the name `leaf`: a.c:2, sub/b.c:3";
         assert_eq!(error.to_string(), expected);
-        assert_eq!(info.addresses_of_line("a.c", 2).expect("a line").len(), 1);
+        assert_eq!(info.places_of_line("a.c", 2).expect("a line").len(), 1);
     }
 }
 
@@ -98,6 +98,7 @@ fn entry_as_a_number_is_a_distance_from_the_first_range() {
             (".debug_line", &line_program(&[])),
         ]);
         let copies = info.expect("a file").inlined_copies("leaf");
-        assert_eq!(copies.expect("a copy"), [Gva(CODE + 0x24)], "{form:#x}");
+        let found = addresses(&copies.expect("a copy"));
+        assert_eq!(found, [Gva(CODE + 0x24)], "{form:#x}");
     }
 }

@@ -16,9 +16,14 @@ fn ask(path: &Path, addresses: &[Gva]) {
     for address in addresses {
         let _ = info.lines_at(*address);
     }
-    let _ = info.addresses_of_line("leaf.h", LEAF_LINE);
-    let _ = info.addresses_of_line("a.c", CALL_LINES[0]);
-    let _ = info.inlined_copies("leaf");
+    let places = [
+        info.places_of_line("leaf.h", LEAF_LINE).ok(),
+        info.places_of_line("a.c", CALL_LINES[0]).ok(),
+        info.inlined_copies("leaf").ok(),
+    ];
+    for places in places.into_iter().flatten() {
+        let _ = info.variables(&places);
+    }
     let _ = info.symbols().len();
 }
 

@@ -1,6 +1,6 @@
 use address::Gva;
 
-use super::{frames, open, symbol};
+use super::{addresses, frames, open, symbol};
 use crate::SourceFrame;
 use crate::synthetic::Program;
 
@@ -44,5 +44,8 @@ fn code_of_an_assembler_has_lines_without_a_function() {
         line: 4,
     };
     assert_eq!(frames, [expected]);
-    assert_eq!(info.addresses_of_line("code.S", 4).expect("code"), [code]);
+    let places = info.places_of_line("code.S", 4).expect("code");
+    assert_eq!(addresses(&places), [code]);
+    // Code of an assembler has no variables.
+    assert_eq!(info.variables(&places), Ok(vec![Vec::new()]));
 }

@@ -93,10 +93,13 @@ fn each_section_of_a_module_has_its_own_lines() {
         }
         let copies = info.inlined_copies("leaf").expect("copies");
         assert_eq!(copies.len(), 2);
-        let line = info.addresses_of_line("m.c", 19).expect("code");
+        let line = info.places_of_line("m.c", 19).expect("code");
         assert_eq!(line.len(), 1);
         let last = symbol(&info, "last");
-        assert!((last.address..last.address.wrapping_add(MAX_FUNCTION_BYTES)).contains(&line[0]));
+        assert!(
+            (last.address..last.address.wrapping_add(MAX_FUNCTION_BYTES))
+                .contains(&line[0].address)
+        );
         // No code is at the addresses of the file.
         assert_eq!(info.lines_at(Gva(0)).expect("none"), []);
     }
@@ -144,7 +147,7 @@ fn function_of_an_address_is_in_the_section_of_the_address() {
         let found = found.map(|found| (found.symbol.name, found.offset));
         assert_eq!(found, Some((function.to_owned(), 1)));
     }
-    let copied = info.addresses_of_line("copied.S", 2).expect("an address")[0];
+    let copied = info.places_of_line("copied.S", 2).expect("an address")[0].address;
     // The last symbol is below, in another section.
     assert!(symbol(&info, "last").address < copied);
     for at in [Gva(0), copied] {

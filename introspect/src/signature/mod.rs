@@ -3,6 +3,7 @@
 //! A [`Signature`] is made once for a function, from the kernel's types ([`crate::Btf`]). At a hit, each parameter is a register, or a word
 //! of the stack, by the System V ABI; the type says how many of its bits count, and what they mean.
 
+mod declared;
 mod kind;
 mod names;
 mod open_flags;
@@ -10,6 +11,7 @@ mod place;
 mod pointee;
 mod syscall;
 mod tracepoint;
+mod variable;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use open_flags::open_flags;
 use place::Places;
 pub use place::ValuePlace;
 pub use pointee::{Pointee, PointeeMember};
+pub use variable::Variable;
 
 /// The types of a function.
 #[derive(Clone, Debug)]
@@ -142,11 +145,16 @@ impl Signature {
         })
     }
 
-    /// Whether a parameter needs more than the registers: a string, or a word of the stack. Small structs are extra.
+    /// Whether a parameter needs more than the registers: a string, a word of the stack, or a variable in memory. Small structs are extra.
     #[must_use]
     pub fn needs_memory(&self) -> bool {
         let is_in_memory = |param: &Parameter| {
-            param.shape.kind == Kind::String || matches!(param.place, ValuePlace::Stack(_))
+            let is_value_there = match param.place {
+                ValuePlace::Stack(_) => true,
+                ValuePlace::Operand(operand) => operand.is_in_memory(),
+                ValuePlace::Register(_) | ValuePlace::Elsewhere => false,
+            };
+            is_value_there || param.shape.kind == Kind::String
         };
         self.params.iter().any(is_in_memory)
     }

@@ -15,7 +15,7 @@ const MAX_NAME_BYTES: usize = 96;
 const MAX_BYTES: usize = 4096;
 
 /// A few enums, in the order of the parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct EnumNames(Box<[NamedEnum]>);
 
 /// The names of an enum.

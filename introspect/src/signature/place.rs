@@ -1,17 +1,21 @@
-//! Where the System V ABI puts arguments of integer class.
+//! Where values are: the places in which the System V ABI puts arguments of integer class, and those of variables.
+
+use crate::operand::SizedOperand;
 
 /// The number of registers for arguments: rdi, rsi, rdx, rcx, r8, r9.
 const REGISTERS: u8 = 6;
 const WORD: u64 = 8;
 
-/// The location of an argument at the entry of its function.
+/// The location of an argument at the entry of its function, or of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValuePlace {
     /// One of the six registers for arguments, from 0.
     Register(u8),
     /// On the stack, this many bytes above the stack pointer, which points to the return address.
     Stack(u64),
-    /// A value of no size, or in more than one word.
+    /// Of a variable at an instruction: in a register, in memory, or known.
+    Operand(SizedOperand),
+    /// A value of no size, in more than one word, or, of a variable, nowhere at the instruction.
     Elsewhere,
 }
 

@@ -1,9 +1,9 @@
 //! The signature of a system call, whose types are texts in C.
 
+use super::declared::{kind, pointee};
 use super::names::EnumNames;
 use super::{
-    Kind, Macros, Parameter, Pointee, Shape, Signature, ValuePlace, buffers_are_no_strings,
-    shortened,
+    Kind, Macros, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
 };
 use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
 use crate::btf::Btf;
@@ -72,56 +72,6 @@ impl Signature {
             names,
         }
     }
-}
-
-/// How a value of the type `declared` is read: `int`, `const char *`, `umode_t`, `enum landlock_rule_type`.
-fn kind(types: &Btf, declared: &str) -> Kind {
-    if let Some(target) = declared.strip_suffix('*') {
-        return match target.trim() {
-            "const char" | "char const" => Kind::String,
-            _ => Kind::Pointer,
-        };
-    }
-    let mut words: Vec<&str> = declared.split_whitespace().collect();
-    words.retain(|word| *word != "const");
-    let named = match words[..] {
-        ["enum", name] => types.enum_named(name),
-        [name] => types.type_named(name),
-        _ => None,
-    };
-    match named {
-        Some(ty) => Kind::of(types, ty),
-        None => integer(&words).unwrap_or(Kind::Word { bytes: 8 }),
-    }
-}
-
-/// The small struct behind a pointer `declared` as `struct NAME *`.
-fn pointee(types: &Btf, declared: &str) -> Option<Pointee> {
-    let mut words: Vec<&str> = declared.strip_suffix('*')?.split_whitespace().collect();
-    words.retain(|word| *word != "const");
-    match words[..] {
-        ["struct", name] => Pointee::of_struct(types, types.struct_named(name)?.into()),
-        _ => None,
-    }
-}
-
-/// An integer by the words of C, in any order: types of the kernel have `long unsigned int` for `unsigned long`.
-fn integer(words: &[&str]) -> Option<Kind> {
-    const WORDS: [&str; 6] = ["unsigned", "signed", "int", "long", "short", "char"];
-    if words.is_empty() || !words.iter().all(|word| WORDS.contains(word)) {
-        return None;
-    }
-    let has = |word| words.contains(&word);
-    let bytes = match () {
-        () if has("long") => 8,
-        () if has("short") => 2,
-        () if has("char") => 1,
-        () => 4,
-    };
-    Some(Kind::Integer {
-        bytes,
-        signed: !has("unsigned"),
-    })
 }
 
 #[cfg(test)]

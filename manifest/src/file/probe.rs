@@ -58,6 +58,7 @@ pub(super) fn probe(
         maxactive,
         enabled,
         stack,
+        variables: Vec::new(),
     };
     if !config.stack_fits()
         && let Some(span) = probe.value("stack").map(Spanned::span)

@@ -127,7 +127,7 @@ impl<'m> ModuleSites<'m> {
     fn signature(&self, probe: &Probe, place: &Result<Place, Refusal>) -> Option<Arc<Signature>> {
         let place = place.as_ref().ok()?;
         let types = || (self.types)(Some(self.code.module.address()));
-        signature_in_module(types, &self.code, &self.symbols, &probe.purpose, place)
+        signature_in_module(types, &self.code, &self.symbols, probe, place)
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Once};
 use arc_swap::ArcSwap;
 use errors::chain;
 use events::{ProbeId, ProbeState};
+use introspect::signature::Variable;
 use manifest::{Action, Location, ProbeConfig, ProbeKind};
 
 use crate::ResolveError;
@@ -76,6 +77,7 @@ impl ProbeList {
             maxactive,
             enabled,
             stack,
+            variables,
         } in new
         {
             let kernel = &self.running.kernel;
@@ -149,13 +151,16 @@ impl ProbeList {
                     Some(place) => place.arguments,
                     None => ArgumentSource::of_kind(spec.kind),
                 };
-                let signature = place
-                    .as_ref()
-                    .and_then(|place| signature_for(&self.running.kernel, &name, &purpose, place));
+                let variables: Arc<[Variable]> =
+                    variables.iter().cloned().map(Variable::from).collect();
+                let signature = place.as_ref().and_then(|place| {
+                    signature_for(&self.running.kernel, &name, &purpose, place, &variables)
+                });
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
-                    .showing(arguments, *stack);
+                    .showing(arguments, *stack)
+                    .with_variables(variables);
                 probe.set_signature(signature);
                 probe.set_record(self.record_for(&probe));
                 self.running.prepare(&probe);

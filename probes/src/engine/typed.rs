@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use address::{Gva, PAGE_BYTES};
 use events::{GuestMembers, GuestString, Hex, Number, Param, Typed, error_name};
-use introspect::signature::{Kind, Parameter, Pointee, Shape, ValuePlace};
+use introspect::operand::SizedOperand;
+use introspect::signature::{Kind, Parameter, Pointee, Shape, ValuePlace, Variable};
 use introspect::{Btf, Signature, Walks};
+use text::general_register;
 
 use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
@@ -23,6 +25,7 @@ use crate::resolve::{ENDBR64, Place, syscalls};
 pub(crate) const MAX_STRING_BYTES: usize = 256;
 /// Errors are the negative numbers from here on, as results and as pointers.
 const MAX_ERROR: i64 = 4095;
+const WORD_BYTES: usize = 8;
 /// The offset of the entry of a function that begins with [`ENDBR64`].
 const BEHIND_ENDBR: &str = "0x4";
 /// In place of a directory's descriptor: the task's own directory. A macro, which no type mentions.
@@ -37,15 +40,20 @@ pub(crate) fn shows_types(purpose: &Purpose) -> bool {
     }
 }
 
-/// The types of the function, system call or tracepoint at `place`, if hits or returns of the probe `name` with `purpose` show them.
+/// The types of the function, system call or tracepoint at `place`, or of the `variables` there, if hits or returns of the probe `name` with
+/// `purpose` show them.
 pub(crate) fn signature_for(
     kernel: &Kernel,
     name: &str,
     purpose: &Purpose,
     place: &Place,
+    variables: &[Variable],
 ) -> Option<Arc<Signature>> {
     if !shows_types(purpose) || place.module.is_some() {
         return None;
+    }
+    if !variables.is_empty() {
+        return Some(signature_of_variables(kernel.types().ok(), variables));
     }
     // The kernel patches some of its `endbr64` at boot: the file has all.
     let begins_with_endbr = |start| kernel.bytes_at(start, ENDBR64.len()) == Some(&ENDBR64);
@@ -62,16 +70,24 @@ pub(crate) fn signature_for(
     signature.ok().map(Arc::new)
 }
 
-/// The types of the function of a module at `place`, by the module's `types`, which are read for an entry only.
+/// The types of `variables`, with the names of enumerators if the kernel or the module has `types`.
+fn signature_of_variables(types: Option<&Btf>, variables: &[Variable]) -> Arc<Signature> {
+    Arc::new(Signature::of_variables(types, variables))
+}
+
+/// The types of the function of a module at `place`, or of the probe's variables, by the module's `types`, which are read for these only.
 pub(crate) fn signature_in_module(
     types: impl FnOnce() -> Option<Btf>,
     code: &ModuleCode<'_>,
     symbols: &TextSymbols<'_>,
-    purpose: &Purpose,
+    probe: &Probe,
     place: &Place,
 ) -> Option<Arc<Signature>> {
-    if !shows_types(purpose) {
+    if !shows_types(&probe.purpose) {
         return None;
+    }
+    if !probe.variables.is_empty() {
+        return Some(signature_of_variables(types().as_ref(), &probe.variables));
     }
     let function = function_of_entry(place, |start| {
         code.bytes(start, ENDBR64.len() as u64) == ENDBR64
@@ -131,7 +147,13 @@ pub(crate) fn params(
             ValuePlace::Stack(above) => walks
                 .read_u64(&running.planter.own(), Gva(regs.rsp).wrapping_add(above))
                 .ok(),
-            _ => register(regs, param.place),
+            ValuePlace::Operand(operand) => operand_value(&operand, regs, |at, bytes| {
+                let mut word = [0; WORD_BYTES];
+                let bytes = word.get_mut(..bytes)?;
+                walks.read(&running.planter.own(), Gva(at), bytes).ok()?;
+                Some(u64::from_le_bytes(word))
+            }),
+            ValuePlace::Register(_) | ValuePlace::Elsewhere => register(regs, param.place),
         };
         let (name, shape) = (&param.name, &param.shape);
         let mut shown = reader.shown(name, shape, word);
@@ -180,7 +202,11 @@ impl Reader<'_> {
 /// The parameters of a function at a recorded hit.
 pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Vec<Param> {
     let param = |param: &Parameter| {
-        let word = register(regs, param.place);
+        let word = match param.place {
+            // A probe with a value in memory has no detour.
+            ValuePlace::Operand(operand) => operand_value(&operand, regs, |_, _| None),
+            _ => register(regs, param.place),
+        };
         named(signature, &param.name, &param.shape, word, None)
     };
     signature.params.iter().map(param).collect()
@@ -257,6 +283,16 @@ fn typed(signature: &Signature, shape: &Shape, word: u64, string: Option<GuestSt
 fn is_directory(name: &str) -> bool {
     name.strip_suffix("dfd")
         .is_some_and(|before| matches!(before, "" | "old" | "new"))
+}
+
+/// The value of `operand`, extended to a word by its sign. `read` reads memory.
+fn operand_value(
+    operand: &SizedOperand,
+    regs: &vmm::kvm_regs,
+    read: impl FnOnce(u64, usize) -> Option<u64>,
+) -> Option<u64> {
+    let raw = operand.raw(|register| general_register(regs, register), read)?;
+    Some(operand.value(raw).cast_unsigned())
 }
 
 fn register(regs: &vmm::kvm_regs, place: ValuePlace) -> Option<u64> {

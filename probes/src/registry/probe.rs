@@ -9,6 +9,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
 use introspect::Signature;
+use introspect::signature::Variable;
 use manifest::program::{AggregateResult, Filter, Operand};
 use manifest::{FilePlace, Location, ProbeKind, ProbeSpec, ProgramCode};
 use text::GuestError;
@@ -29,6 +30,8 @@ pub(crate) struct Probe {
     pub(crate) filter: Option<Filtered>,
     /// The types of the function, if the probe shows them. For a probe in a module, they come with the place.
     signature: ArcSwapOption<Signature>,
+    /// The variables of a source line, of which the signature is made.
+    pub(crate) variables: Arc<[Variable]>,
     /// Whether hits and returns show the stack.
     pub(crate) has_stack: bool,
     /// Where the arguments are at the site.
@@ -81,6 +84,7 @@ impl Probe {
             purpose,
             filter: None,
             signature: ArcSwapOption::empty(),
+            variables: Arc::default(),
             has_stack: false,
             arguments: ArgumentSource::Registers,
             unread: AtomicBool::new(false),
@@ -174,6 +178,11 @@ impl Probe {
         let added = self.purpose.aggregated().map(|it| it.aggregate.of());
         let mut operands = compared.chain(added);
         !self.arguments.is_registers() && operands.any(|of| matches!(of, Operand::Argument(_)))
+    }
+
+    /// Sets the variables that hits show in place of a function's parameters.
+    pub(crate) fn with_variables(self, variables: Arc<[Variable]>) -> Self {
+        Self { variables, ..self }
     }
 
     /// Adds a specification that is resolved when its module is loaded.

@@ -1,9 +1,11 @@
 //! The places of `hyprobe probe add`: a request adds a limited number of probes, and a name is for one.
 
 use control::limits::PROBES_PER_REQUEST;
+use manifest::ProbeVariable;
 use thiserror::Error;
 
 use crate::exit::{Exit, Failure};
+use crate::source_lines::Site;
 
 /// The number of places in an error's advice.
 const SHOWN: usize = 5;
@@ -55,24 +57,51 @@ impl Failure for PlacesError {
     }
 }
 
+/// A place to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) spec: String,
+    /// The variables of the source line there.
+    pub(super) variables: Vec<ProbeVariable>,
+}
+
+impl Place {
+    /// The specification `spec`, which is sent as it is.
+    pub(super) fn as_given(spec: &str) -> Self {
+        Self {
+            spec: spec.to_owned(),
+            variables: Vec::new(),
+        }
+    }
+}
+
+impl From<Site> for Place {
+    fn from(site: Site) -> Self {
+        Self {
+            spec: site.spec.to_string(),
+            variables: site.variables,
+        }
+    }
+}
+
 /// Specifications, each with its places.
 #[derive(Debug, Default)]
-pub(super) struct Places(Vec<(String, Vec<String>)>);
+pub(super) struct Places(Vec<(String, Vec<Place>)>);
 
 impl Places {
     /// Adds a specification with its places, or with itself.
-    pub(super) fn push(&mut self, spec: &str, places: Vec<String>) {
+    pub(super) fn push(&mut self, spec: &str, places: Vec<Place>) {
         self.0.push((spec.to_owned(), places));
     }
 
     /// All places, if one request with `name` can have them.
-    pub(super) fn into_request(self, name: Option<&str>) -> Result<Vec<String>, PlacesError> {
+    pub(super) fn into_request(self, name: Option<&str>) -> Result<Vec<Place>, PlacesError> {
         let several = self.0.iter().find(|(_, places)| places.len() > 1);
         if let (Some(name), Some((spec, places))) = (name, several) {
             return Err(PlacesError::Name {
                 spec: spec.clone(),
                 name: name.to_owned(),
-                places: places.clone(),
+                places: places.iter().map(|place| place.spec.clone()).collect(),
             });
         }
         let places = self.0.iter().map(|(_, places)| places.len()).sum();
@@ -96,6 +125,7 @@ mod tests {
         let mut places = Places::default();
         for (line, number) in numbers.iter().enumerate() {
             let all = (0..*number).map(|at| format!("kprobe:f{line}+{at:#x}"));
+            let all = all.map(|spec| Place::as_given(&spec));
             places.push(&format!("kprobe:a.c:{line}"), all.collect());
         }
         places
@@ -106,7 +136,7 @@ mod tests {
         let all = places(&[999, 1]).into_request(None).expect("a request");
         assert_eq!(all.len(), PROBES_PER_REQUEST);
         let named = places(&[1]).into_request(Some("x")).expect("a request");
-        assert_eq!(named, ["kprobe:f0+0x0"]);
+        assert_eq!(named, [Place::as_given("kprobe:f0+0x0")]);
     }
 
     #[test]

@@ -4,14 +4,15 @@ use std::io::{self, Write};
 
 use control::Client;
 use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause};
+use control::limits::BODY_BYTES;
 use events::ProbeStatus;
-use manifest::ProbeSpec;
+use manifest::{ProbeAction, ProbeSpec};
 
 use super::connect::connect;
 use super::debug_file::identity;
 use super::error::RemoteError;
 use super::list;
-use super::places::Places;
+use super::places::{Place, Places};
 use super::refused_probes::RefusedProbes;
 use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
@@ -28,8 +29,8 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
     match command {
         ProbeCommand::Add(args) => {
             let client = connect(&args.run)?;
-            let specs = source_specs(args, &client)?;
-            let added = client.add(&wanted(args, &specs))?;
+            let places = source_places(args, &client)?;
+            let added = client.add(&wanted(args, places))?;
             out.write_all(added_in_words(&added).as_bytes())?;
             // The answer has the first probes only.
             let all = match added.ids.len() > added.probes.len() {
@@ -70,8 +71,11 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
 }
 
 /// The body of the request. A single probe is not in a list, so an error refers to the whole body.
-fn wanted(args: &AddArgs, specs: &[String]) -> AddProbes {
-    let probe = |spec: &String| AddProbe {
+fn wanted(args: &AddArgs, places: Vec<Place>) -> AddProbes {
+    // Counts and aggregates show no variables.
+    let is_traced =
+        args.aggregate.is_none() && args.action.unwrap_or_default() == ProbeAction::Trace;
+    let probe = |place: Place| AddProbe {
         name: args.name.clone(),
         enabled: !args.disabled,
         maxactive: args.maxactive,
@@ -79,21 +83,41 @@ fn wanted(args: &AddArgs, specs: &[String]) -> AddProbes {
         filter: args.filter.clone(),
         aggregate: args.aggregate.clone(),
         stack: args.stack,
-        ..AddProbe::new(spec.as_str())
+        variables: if is_traced {
+            place.variables
+        } else {
+            Vec::new()
+        },
+        ..AddProbe::new(place.spec)
     };
-    match specs {
-        [spec] => AddProbes::One(probe(spec)),
-        specs => AddProbes::Many(specs.iter().map(probe).collect()),
+    let mut probes: Vec<AddProbe> = places.into_iter().map(probe).collect();
+    let body = serde_json::to_vec(&probes).map_or(0, |body| body.len());
+    if body > BODY_BYTES {
+        say(format_args!(
+            "hyprobe: the hits of {} places show no variables: these do not fit into a request",
+            probes.len()
+        ));
+        for probe in &mut probes {
+            probe.variables = Vec::new();
+        }
+    }
+    match <[AddProbe; 1]>::try_from(probes) {
+        Ok([probe]) => AddProbes::One(probe),
+        Err(probes) => AddProbes::Many(probes),
     }
 }
 
 /// The specifications of `args`, with places in place of source lines and inlined copies: the run has no debug information.
-fn source_specs(args: &AddArgs, client: &Client) -> Result<Vec<String>, RemoteError> {
+fn source_places(args: &AddArgs, client: &Client) -> Result<Vec<Place>, RemoteError> {
     let parsed = |spec: &String| spec.parse::<ProbeSpec>().ok();
     let needs = |spec: &ProbeSpec| spec.location.needs_debug_info();
     let needy: Vec<ProbeSpec> = args.specs.iter().filter_map(parsed).filter(needs).collect();
     if needy.is_empty() {
-        return Ok(args.specs.clone());
+        return Ok(args
+            .specs
+            .iter()
+            .map(|spec| Place::as_given(spec))
+            .collect());
     }
     let named = NamedFiles::new(&args.debug_info).map_err(SourceLinesError::from)?;
     let (kernel, slide) = identity(client)?;
@@ -135,10 +159,10 @@ fn source_specs(args: &AddArgs, client: &Client) -> Result<Vec<String>, RemoteEr
                 if let Some(note) = found.note(&spec) {
                     say(format_args!("hyprobe: {}", printable(&note)));
                 }
-                places.push(text, found.specs.iter().map(ToString::to_string).collect());
+                places.push(text, found.sites.into_iter().map(Place::from).collect());
             }
             // The run says what is wrong with a specification.
-            _ => places.push(text, vec![text.clone()]),
+            _ => places.push(text, vec![Place::as_given(text)]),
         }
     }
     Ok(places.into_request(args.name.as_deref())?)

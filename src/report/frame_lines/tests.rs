@@ -34,7 +34,7 @@ impl Fixture {
         let symbols = info.symbols().clone();
         // `put` calls `put_char`, which the compiler inlines.
         let copies = info.inlined_copies("put_char").expect("copies");
-        let within = symbols.resolve(copies[0]).expect("a symbol");
+        let within = symbols.resolve(copies[0].address).expect("a symbol");
         assert_eq!(within.symbol.name, "put");
         Self {
             dir,

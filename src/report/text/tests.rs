@@ -107,6 +107,35 @@ fn mark_in_a_file_with_a_plus_in_its_name_is_whole() {
 }
 
 #[test]
+fn hit_with_variables_behind_the_entry_has_the_offset() {
+    let shown = |symbol: &str| {
+        let Event::Hit(plain) = hit("kprobe:f+0x165", symbol) else {
+            unreachable!("a hit")
+        };
+        let with_variables = Event::Hit(Hit {
+            params: Some(Vec::new()),
+            ..plain
+        });
+        lines(
+            &mut Formatter::new(Style::plain(), false),
+            &[with_variables],
+        )
+    };
+    for (symbol, expected) in [
+        ("f+0x165", "f+0x165()"),
+        ("f+0x165 [ext4]", "f+0x165 [ext4]()"),
+        ("f+0x0", "f()"),
+        ("f+0x4 [ext4]", "f [ext4]()"),
+    ] {
+        assert_eq!(
+            shown(symbol),
+            format!("   1.234567  cpu0   {expected}\n"),
+            "{symbol}"
+        );
+    }
+}
+
+#[test]
 fn fields_of_a_tracepoint_replace_the_arguments() {
     let Event::Hit(plain) = hit("tracepoint:sched:sched_switch", "__schedule+0x1f0") else {
         unreachable!("a hit")

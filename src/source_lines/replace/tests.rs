@@ -188,15 +188,19 @@ fn place_that_the_engine_cannot_resolve_is_left_out_if_others_remain() {
     let spec: ProbeSpec = "kprobe:check:inlined".parse().expect("a probe");
     let good: ProbeSpec = place.parse().expect("a probe");
     let bad: ProbeSpec = "kprobe:no_such_function+0x5".parse().expect("a probe");
-    let (sites, note) = resolved(&guest.kernel, &spec, vec![bad.clone(), good.clone()]);
-    assert_eq!(sites, [good]);
+    let (sites, note) = resolved(
+        &guest.kernel,
+        &spec,
+        vec![Site::only(&bad), Site::only(&good)],
+    );
+    assert_eq!(sites, [Site::only(&good)]);
     let note = note.expect("a note");
     let expected = "of the 2 places of `kprobe:check:inlined`, 1 are left out: ";
     assert!(note.starts_with(expected), "{note}");
     assert!(note.contains("no_such_function+0x5"), "{note}");
     // With no other place, the check of the run says why.
-    let (sites, note) = resolved(&guest.kernel, &spec, vec![bad.clone()]);
-    assert_eq!((sites, note), (vec![bad], None));
+    let (sites, note) = resolved(&guest.kernel, &spec, vec![Site::only(&bad)]);
+    assert_eq!((sites, note), (vec![Site::only(&bad)], None));
 }
 
 #[test]
@@ -257,4 +261,25 @@ fn damaged_file_of_a_module_that_the_user_names_is_an_error_also_for_an_optional
     let optional = "[[expect]]\nprobe = 'kprobe:m:m.c:3'\nat_least = 1\noptional = true\n";
     let told = kernel.replaced_by(optional, &[file]).expect_err("damaged");
     assert!(told.contains("m.ko") && told.contains("ELF"), "{told}");
+}
+
+#[test]
+fn probe_that_is_traced_has_the_variables_of_the_line() {
+    let kernel = Kernel::build();
+    let names = |action: &str| {
+        let probe = format!("[[probe]]\nat = 'kprobe:put_char:inlined'\n{action}");
+        let (plan, _) = kernel.replaced(&probe).expect("places");
+        let probes = plan.config.probes.iter();
+        let names = probes.map(|probe| {
+            let variables = probe.variables.iter();
+            variables.map(|variable| variable.name.clone()).collect()
+        });
+        names.collect::<Vec<Vec<String>>>()
+    };
+    let traced = names("");
+    assert!(!traced.is_empty());
+    assert!(traced.iter().all(|names| names[0] == "c"), "{traced:?}");
+    for action in ["action = 'count'", "aggregate = 'sum(arg0)'"] {
+        assert!(names(action).iter().all(Vec::is_empty), "{action}");
+    }
 }

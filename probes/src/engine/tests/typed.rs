@@ -6,11 +6,11 @@ use address::Gva;
 use events::{GuestMembers, GuestString, Hex, Hit};
 use introspect::btf::synthetic::Blob;
 use introspect::{Btf, Signature};
-use manifest::{Action, ProbeConfig, ProbeSpec};
+use manifest::{Action, ProbeConfig, ProbeSpec, ProbeVariable};
 
 use super::{DATA, MEMORY_BYTES, PLAIN, Rig, UNTYPED, one, vcpu};
 use crate::engine::engine_action::EngineAction;
-use crate::engine::typed::MAX_STRING_BYTES;
+use crate::engine::typed::{MAX_STRING_BYTES, recorded_params};
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Not mapped.
@@ -176,4 +176,87 @@ fn kernel_without_types_is_not_noted_for_counts() {
         (added.expect("a probe").len(), rig.all_notes().len()),
         (1, 0)
     );
+}
+
+/// The signature of a later probe with the action and these variables, as `name type operand`, and whether its hits read memory.
+fn of_variables(
+    rig: &Rig,
+    action: Action,
+    variables: &[(&str, &str, &str)],
+) -> (Option<Arc<Signature>>, bool) {
+    let variable = |(name, declared, operand): &(&str, &str, &str)| ProbeVariable {
+        name: (*name).to_owned(),
+        declared: (*declared).to_owned(),
+        operand: operand.parse().ok(),
+    };
+    let config = ProbeConfig {
+        variables: variables.iter().map(variable).collect(),
+        ..configured(EngineAction::Configured(action))
+    };
+    let added = rig.engine.probes.resolve_all(&[config], None);
+    let probe = added.expect("a probe").remove(0);
+    (probe.signature().clone(), probe.reads_memory())
+}
+
+#[test]
+fn hit_shows_variables_in_registers_and_in_memory() {
+    let (kernel, at) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:f"]);
+    let memory = format!("-4@{}(%rbx)", DATA - 5);
+    let not_mapped = format!("8@{NOT_MAPPED}()");
+    let variables = [
+        ("small", "u8", "1@%r12b"),
+        ("error", "int", "-4@$-22"),
+        ("at", "struct pair *", "8@&16(%rbx)"),
+        ("spilled", "long", memory.as_str()),
+        ("far", "long", not_mapped.as_str()),
+        ("gone", "struct file *", "-"),
+        ("name", "const char *", "8@%r13"),
+    ];
+    let (signature, reads_memory) = of_variables(&rig, Action::Trace, &variables);
+    assert!(reads_memory);
+    let probe = rig.engine.probes.list.load().first().cloned();
+    probe.expect("a probe").set_signature(signature);
+    rig.memory.put(DATA, &(-7_i32).to_le_bytes());
+    rig.memory.put(DATA + 8, b"abc\0");
+    let mut vcpu = vcpu(at);
+    vcpu.regs.rbx = 5;
+    vcpu.regs.r12 = 0x1ff;
+    vcpu.regs.r13 = DATA + 8;
+    rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
+    let params = rig.hits().remove(0).params.expect("variables");
+    let params: Vec<String> = params.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        params,
+        [
+            "small=255",
+            "error=-22",
+            "at=0x15",
+            "spilled=-7",
+            "far=…",
+            "gone=…",
+            "name=\"abc\"",
+        ]
+    );
+}
+
+#[test]
+fn variables_in_registers_need_no_exit_and_counts_show_none() {
+    let (kernel, _) = one("f", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    let in_registers = [("n", "long", "-8@%rbx"), ("p", "int *", "8@&8(%rsp)")];
+    let (signature, reads_memory) = of_variables(&rig, Action::Trace, &in_registers);
+    let signature = signature.expect("variables");
+    assert!(!reads_memory);
+    let regs = vmm::kvm_regs {
+        rbx: 3,
+        rsp: 0x1000,
+        ..vmm::kvm_regs::default()
+    };
+    let recorded = recorded_params(&signature, &regs);
+    let recorded: Vec<String> = recorded.iter().map(ToString::to_string).collect();
+    assert_eq!(recorded, ["n=3", "p=0x1008"]);
+    let in_memory = [("n", "long", "-8@8(%rsp)")];
+    let (signature, reads_memory) = of_variables(&rig, Action::Count, &in_memory);
+    assert!(signature.is_none() && !reads_memory);
 }
