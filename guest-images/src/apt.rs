@@ -144,7 +144,8 @@ impl Suite {
         Ok(())
     }
 
-    fn show(&self, name: &str) -> Result<Package, ToolFailure> {
+    /// The package `name` in the suite's list.
+    pub(crate) fn show(&self, name: &str) -> Result<Package, ToolFailure> {
         let arguments = ["show", "--no-all-versions", name];
         let text = self.apt("apt-cache", &arguments, self.work.path())?;
         parse_package(&text).ok_or_else(|| ToolFailure::Exit {

@@ -47,6 +47,16 @@ pub enum CatalogError {
         /// The suite.
         suite: String,
     },
+    /// A debug file of no kernel, or a kernel for an image that is no debug file.
+    #[error(
+        "the image {name:?} in {origin} needs `of`, the name of a kernel of the same suite, exactly if it is a debug file"
+    )]
+    BadKernel {
+        /// The file.
+        origin: String,
+        /// The image.
+        name: String,
+    },
     /// The image's name cannot be a directory's name.
     #[error("image name {name:?} in {origin} is no directory name; use letters, digits, . _ and -")]
     BadName {
@@ -65,6 +75,8 @@ pub enum ImageKind {
     Kernel,
     /// A static executable.
     Program,
+    /// The debug file of another image, a kernel.
+    Debug,
 }
 
 /// The fetches that include an image.
@@ -91,7 +103,7 @@ pub struct ImageEntry {
     pub kind: ImageKind,
     /// The image's Debian suite.
     pub suite: String,
-    /// The package, or the meta package that depends on the package.
+    /// The package, or the meta package that depends on the package. Of a debug file, `{release}` stands for the release of the kernel.
     pub package: String,
     /// The fetches that include the image.
     #[serde(default)]
@@ -99,6 +111,9 @@ pub struct ImageEntry {
     /// For a program: path of the executable in the package.
     #[serde(default)]
     pub file: Option<String>,
+    /// For a debug file: the name of the kernel.
+    #[serde(default)]
+    pub of: Option<String>,
 }
 
 /// All known images.
@@ -167,7 +182,25 @@ impl Catalog {
                 });
             }
         }
+        let is_wrong = |image: &&ImageEntry| !catalog.has_kernel_of(image);
+        if let Some(image) = catalog.images.iter().find(is_wrong) {
+            return Err(CatalogError::BadKernel {
+                origin: origin.to_owned(),
+                name: image.name.clone(),
+            });
+        }
         Ok(catalog)
+    }
+
+    /// Whether the kernel of `image` is in the catalog, if `image` is a debug file.
+    fn has_kernel_of(&self, image: &ImageEntry) -> bool {
+        match (image.kind, image.of.as_deref()) {
+            (ImageKind::Debug, Some(kernel)) => self
+                .get(kernel)
+                .is_some_and(|of| of.kind == ImageKind::Kernel && of.suite == image.suite),
+            (ImageKind::Kernel | ImageKind::Program, None) => true,
+            _ => false,
+        }
     }
 
     /// The image with the name or alias `name`.
@@ -228,14 +261,50 @@ mod tests {
     }
 
     #[test]
-    fn rt_kernels_are_fetched_by_name_only() {
+    fn rt_kernels_and_debug_files_are_fetched_by_name_only() {
         let catalog = Catalog::builtin();
         let by_name: Vec<&str> = catalog
             .images()
             .filter(|image| image.fetched == Fetched::ByName)
             .map(|image| image.name.as_str())
             .collect();
-        assert_eq!(by_name, ["debian-6.1-rt", "debian-6.12-rt"]);
+        let kernels = by_name.iter().filter(|name| !name.ends_with("-debug"));
+        let kernels: Vec<_> = kernels.collect();
+        assert_eq!(kernels, [&"debian-6.1-rt", &"debian-6.12-rt"]);
+    }
+
+    #[test]
+    fn each_kernel_has_a_debug_file() {
+        let catalog = Catalog::builtin();
+        let kernels = catalog.images().filter(|it| it.kind == ImageKind::Kernel);
+        for kernel in kernels {
+            let debug = catalog.get(&format!("{}-debug", kernel.name));
+            let debug = debug.expect(&kernel.name);
+            assert_eq!(debug.fetched, Fetched::ByName);
+            assert_eq!(debug.of.as_ref(), Some(&kernel.name));
+        }
+    }
+
+    #[test]
+    fn debug_file_of_no_kernel_of_its_suite_is_refused() {
+        let image = |kind: &str, suite: &str, of: &str| {
+            format!(
+                "[[image]]\nname='k'\nkind='kernel'\nsuite='sid'\npackage='p'\n\
+                 [[image]]\nname='d'\nkind='{kind}'\nsuite='{suite}'\npackage='p'\n{of}\n"
+            )
+        };
+        let kernel = "of='k'";
+        assert!(Catalog::parse(&image("debug", "sid", kernel), "x.toml").is_ok());
+        for wrong in [
+            image("debug", "sid", ""),
+            image("debug", "sid", "of='x'"),
+            image("debug", "sid", "of='d'"),
+            image("debug", "trixie", kernel),
+            image("kernel", "sid", kernel),
+        ] {
+            let error = Catalog::parse(&wrong, "x.toml").expect_err(&wrong);
+            assert!(matches!(error, CatalogError::BadKernel { .. }), "{error}");
+        }
     }
 
     #[test]

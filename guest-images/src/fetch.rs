@@ -13,13 +13,16 @@ use std::path::{Path, PathBuf};
 
 use crate::apt::{self, Package, Suite, ToolFailure};
 use crate::cache::{CacheError, Store};
-use crate::catalog::{Catalog, ImageEntry};
+use crate::catalog::{Catalog, ImageEntry, ImageKind};
 use crate::directory;
 use crate::image::{Image, PackageRecord};
 use crate::progress::{Progress, Report};
 
 pub use error::FetchError;
 use error::explain;
+
+/// In the name of a debug file's package.
+const RELEASE: &str = "{release}";
 
 /// Whether an image in the cache is sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,8 +73,17 @@ impl Store {
         report: &Report<'_>,
     ) -> Result<Image, FetchError> {
         let entry = self.entry(name)?;
+        let kernel = match &entry.of {
+            Some(kernel) => Some(self.fetch(kernel, Freshness::Cached, report)?),
+            None => None,
+        };
+        // The debug file of a kernel that has been replaced is of no use.
+        let fits = |image: &Image| {
+            let kernel = kernel.as_ref();
+            kernel.is_none_or(|kernel| kernel.release() == image.release())
+        };
         let cached = match freshness {
-            Freshness::Cached => self.lookup(entry)?,
+            Freshness::Cached => self.lookup(entry)?.filter(fits),
             Freshness::Newest => None,
         };
         let cached = match cached {
@@ -85,7 +97,7 @@ impl Store {
             (Err(error), _) => return Err(error.into()),
         };
         // A new fetch repairs damage.
-        let present = self.lookup(entry).ok().flatten();
+        let present = self.lookup(entry).ok().flatten().filter(fits);
         match (freshness, present) {
             (Freshness::Cached, Some(image)) => {
                 return match image.record.files {
@@ -98,6 +110,7 @@ impl Store {
                 let making = Making {
                     store: self,
                     entry,
+                    package: package(entry, kernel.as_ref()),
                     suite: &suite,
                     report,
                 };
@@ -125,6 +138,28 @@ impl Store {
         Ok((dir, lock))
     }
 
+    /// The debug file of the kernel of `release` in the cache; `None` if the cache does not have the file, or cannot be used.
+    #[must_use]
+    pub fn debug_file(&self, release: &str) -> Option<PathBuf> {
+        let debug = |entry: &&ImageEntry| entry.kind == ImageKind::Debug;
+        let entries = self.catalog().images().filter(debug);
+        let mut cached = entries.filter_map(|entry| self.lookup(entry).ok().flatten());
+        let found = cached.find(|image| image.release() == release)?;
+        Some(found.path())
+    }
+
+    /// The name of the image that is the debug file of the kernel of `release`, if the cache has the kernel.
+    #[must_use]
+    pub fn debug_image(&self, release: &str) -> Option<String> {
+        let is_of_kernel = |entry: &&ImageEntry| {
+            let kernel = entry.of.as_ref().and_then(|of| self.catalog().get(of));
+            let kernel = kernel.and_then(|kernel| self.lookup(kernel).ok().flatten());
+            kernel.is_some_and(|kernel| kernel.release() == release)
+        };
+        let found = self.catalog().images().find(is_of_kernel)?;
+        Some(found.name.clone())
+    }
+
     /// The entry of the image `name` in the catalog.
     ///
     /// # Errors
@@ -142,6 +177,7 @@ impl Store {
 struct Making<'a> {
     store: &'a Store,
     entry: &'a ImageEntry,
+    package: String,
     suite: &'a Suite,
     report: &'a Report<'a>,
 }
@@ -150,11 +186,25 @@ impl Making<'_> {
     /// Publishes the image, unless `present` is unchanged and made of the suite's present packages.
     fn make(&self, present: Option<Image>) -> Result<(), FetchError> {
         self.update()?;
-        let packages = self.suite.resolve(&self.entry.package).map_err(|failure| {
-            explain(failure, |detail| FetchError::Package {
-                package: self.entry.package.clone(),
-                suite: self.entry.suite.clone(),
-                detail,
+        let packages = match self.entry.kind {
+            // The parts on which the package depends are those of the kernel.
+            ImageKind::Debug => self.suite.show(&self.package).map(|package| vec![package]),
+            ImageKind::Kernel | ImageKind::Program => self.suite.resolve(&self.package),
+        };
+        let packages = packages.map_err(|failure| {
+            let (package, suite) = (self.package.clone(), self.entry.suite.clone());
+            explain(failure, |detail| match self.entry.of.clone() {
+                None => FetchError::Package {
+                    package,
+                    suite,
+                    detail,
+                },
+                Some(kernel) => FetchError::DebugPackage {
+                    package,
+                    suite,
+                    kernel,
+                    detail,
+                },
             })
         })?;
         let records: Vec<PackageRecord> = packages.iter().map(record_of).collect();
@@ -235,6 +285,12 @@ impl Making<'_> {
     }
 }
 
+/// The package of `entry`, which may be the debug file of `kernel`.
+fn package(entry: &ImageEntry, kernel: Option<&Image>) -> String {
+    let release = kernel.map_or("", Image::release);
+    entry.package.replace(RELEASE, release)
+}
+
 /// Whether `image` is made of `packages`, and no file has changed since the publication. A record without digests cannot show changes.
 fn is_up_to_date(image: &Image, packages: &[PackageRecord]) -> bool {
     image.record.packages == packages && image.record.files.is_some() && image.verify().is_ok()
@@ -299,7 +355,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::catalog::ImageKind;
     use crate::digest::Digest;
     use crate::image::ImageRecord;
 

@@ -27,7 +27,7 @@ pub struct PackageRecord {
 /// The contents of `image.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
-    /// The kernel's release (`uname -r`) or the program's package version.
+    /// The kernel's release (`uname -r`), also of a debug file, or the program's package version.
     pub release: String,
     /// SHA-256 of the kernel or program.
     pub sha256: Digest,
@@ -52,12 +52,13 @@ pub struct Image {
 }
 
 impl Image {
-    /// The path of the image's main file, for messages. [`Image::main_file`] reads the file.
+    /// The path of the image's main file, for messages. [`Image::main_file`] reads the file. A debug file is read in parts, without its digest: its
+    /// build-id must be the kernel's.
     pub fn path(&self) -> PathBuf {
         self.main_file().path()
     }
 
-    /// The main file of the image: a kernel's `vmlinuz`, or the executable.
+    /// The main file of the image: a kernel's `vmlinuz`, the executable, or the `vmlinux` with debug information.
     pub fn main_file(&self) -> CachedFile {
         self.file(main_file(self.kind, &self.name), self.record.sha256)
     }
@@ -112,5 +113,6 @@ pub(crate) fn main_file(kind: ImageKind, name: &str) -> &str {
     match kind {
         ImageKind::Kernel => "vmlinuz",
         ImageKind::Program => name,
+        ImageKind::Debug => "vmlinux",
     }
 }

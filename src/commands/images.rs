@@ -64,12 +64,13 @@ fn list(store: &Store) -> Result<Exit, ImagesError> {
         let kind = match entry.kind {
             ImageKind::Kernel => "kernel",
             ImageKind::Program => "program",
+            ImageKind::Debug => "debug",
         };
         let here = match store.cached(&entry.name)? {
             Some(image) => format!("{}  {}", image.release(), image.path().display()),
             None => format!("not here; from Debian {}", entry.suite),
         };
-        writeln!(out, "{:<16} {kind:<8} {here}", entry.name)?;
+        writeln!(out, "{:<20} {kind:<8} {here}", entry.name)?;
     }
     Ok(Exit::Done)
 }
@@ -86,7 +87,7 @@ fn fetch(store: &Store, names: &[String], freshness: Freshness) -> Result<Exit, 
         progress.pause(|| {
             writeln!(
                 out,
-                "{:<16} {}  {}",
+                "{:<20} {}  {}",
                 image.name,
                 image.release(),
                 image.path().display()

@@ -2,8 +2,8 @@
 
 use guest_images::demo::{self, Tracing};
 use guest_images::{
-    CachedFile, CachedFileError, FetchError, Image, ImageKind, InitramfsError, MirrorError, Module,
-    ModuleError,
+    CachedFile, CachedFileError, FetchError, Freshness, Image, ImageKind, InitramfsError,
+    MirrorError, Module, ModuleError, Store,
 };
 use thiserror::Error;
 
@@ -19,7 +19,7 @@ pub(crate) enum ImageError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     /// The file is no kernel.
-    #[error("{name} is a program, not a kernel")]
+    #[error("the image {name} is no kernel")]
     NotAKernel {
         /// The image's name.
         name: String,
@@ -52,13 +52,16 @@ impl Failure for ImageError {
 
 /// The file of a stock kernel, fetched if need be.
 pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<CachedFile, ImageError> {
-    let image = guest_images::fetch(name, &|step| say(step.to_string()))?;
-    match image.kind {
-        ImageKind::Kernel => Ok(image.main_file()),
-        ImageKind::Program => Err(ImageError::NotAKernel {
+    let store = Store::open().map_err(FetchError::from)?;
+    // Before a download.
+    if store.entry(name)?.kind != ImageKind::Kernel {
+        return Err(ImageError::NotAKernel {
             name: name.to_owned(),
-        }),
+        });
     }
+    let report = |step: &guest_images::Progress<'_>| say(step.to_string());
+    let image = store.fetch(name, Freshness::Cached, &report)?;
+    Ok(image.main_file())
 }
 
 /// The demo guest's busybox, fetched if need be.

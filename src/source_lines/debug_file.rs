@@ -56,6 +56,8 @@ pub(crate) enum DebugFileError {
         spec: String,
         /// The build-id of the guest's kernel.
         build_id: String,
+        /// The image with the file, for a stock kernel.
+        image: Option<String>,
         /// The Debian package with the file.
         package: Option<String>,
     },
@@ -103,6 +105,9 @@ impl Failure for DebugFileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Open { .. } | Self::Fetch(_) => None,
+            Self::Missing { image: Some(image), .. } => Some(format!(
+                "fetch the file (300 MB): hyprobe images fetch {image}; or give the vmlinux of this build: --debug-info FILE"
+            )),
             Self::OtherKernel { package, .. } | Self::Missing { package, .. } => Some(match package {
                 Some(package) => format!("install Debian's {package}, or give the vmlinux of this build: --debug-info FILE"),
                 None => "give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
@@ -207,6 +212,7 @@ fn search(
                 .build_id
                 .clone()
                 .unwrap_or_else(|| "of the kernel's build".to_owned()),
+            image: kernel.debug_image(),
             package,
         },
     })

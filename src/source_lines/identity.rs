@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use guest_images::Store;
 use introspect::BuildId;
 use probes::Kernel;
 
@@ -41,6 +42,11 @@ impl<'k> KernelIdentity<'k> {
 
     /// The files that may have the kernel's debug information, the likeliest first.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
+        self.candidates_with(Store::open().ok().as_ref())
+    }
+
+    /// The same with the image cache `store`.
+    fn candidates_with(&self, store: Option<&Store>) -> Vec<PathBuf> {
         let own = self.own.as_ref().map(|(path, _)| path.clone());
         let root = Path::new(DEBUG_ROOT);
         let id = self.build_id.as_deref();
@@ -48,7 +54,15 @@ impl<'k> KernelIdentity<'k> {
         let by_release = self
             .release()
             .map(|release| root.join(format!("boot/vmlinux-{release}")));
-        [own, by_id, by_release].into_iter().flatten().collect()
+        let cached = store.zip(self.release());
+        let cached = cached.and_then(|(store, release)| store.debug_file(release));
+        let found = [own, by_id, by_release, cached];
+        found.into_iter().flatten().collect()
+    }
+
+    /// The image with the debug file, for a stock kernel of the image cache.
+    pub(super) fn debug_image(&self) -> Option<String> {
+        Store::open().ok()?.debug_image(self.release()?)
     }
 
     /// The Debian package with the debug file.
@@ -97,11 +111,30 @@ mod tests {
             "/usr/lib/debug/.build-id/00/ab12.debug",
             "/usr/lib/debug/boot/vmlinux-6.1.0-50-cloud-amd64",
         ];
-        assert_eq!(debian.candidates(), expected.map(PathBuf::from));
+        assert_eq!(debian.candidates_with(None), expected.map(PathBuf::from));
         assert_eq!(
             debian.package().as_deref(),
             Some("linux-image-6.1.0-50-cloud-amd64-dbg")
         );
+    }
+
+    #[test]
+    fn debug_file_in_the_image_cache_is_that_of_the_release() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let image = root.path().join("images/debian-sid-debug");
+        std::fs::create_dir_all(&image).expect("a directory");
+        let record = format!(
+            r#"{{"release": "6.1.0-x", "sha256": "{:064}", "packages": [], "files": {{}}}}"#,
+            0
+        );
+        std::fs::write(image.join("image.json"), record).expect("written");
+        let store = Store::at(root.path(), guest_images::Catalog::builtin());
+        let candidates = |release: &str| {
+            let banner = format!("Linux version {release} (debian-kernel@lists.debian.org)");
+            kernel(&banner).candidates_with(Some(&store))
+        };
+        assert_eq!(candidates("6.1.0-x").last(), Some(&image.join("vmlinux")));
+        assert_eq!(candidates("6.1.0-y").len(), 2);
     }
 
     #[test]
@@ -111,7 +144,7 @@ mod tests {
             "Linux version .. (x)",
             "Linux",
         ] {
-            assert_eq!(kernel(banner).candidates().len(), 1, "{banner}");
+            assert_eq!(kernel(banner).candidates_with(None).len(), 1, "{banner}");
             assert_eq!(kernel(banner).package(), None);
         }
         assert_eq!(kernel("Linux version 6.1.0 (me@home)").package(), None);

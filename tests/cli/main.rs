@@ -381,7 +381,7 @@ fn images_are_listed() {
     assert!(
         outcome
             .stdout
-            .contains("debian-6.1       kernel   not here"),
+            .contains("debian-6.1           kernel   not here"),
         "{}",
         outcome.stdout
     );

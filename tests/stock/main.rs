@@ -35,6 +35,7 @@ mod remote;
 mod returns;
 mod schema;
 mod sleeping;
+mod source_lines;
 mod stacks;
 mod syscalls;
 mod tasks;

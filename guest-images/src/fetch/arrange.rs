@@ -44,6 +44,12 @@ pub(super) fn arrange(
                 .map(|package| package.version.clone())
                 .unwrap_or_default()
         }
+        ImageKind::Debug => {
+            let debug = unpacked.join("usr/lib/debug");
+            let (release, found) = debug_file(&debug).ok_or_else(|| missing("vmlinux"))?;
+            rename(&found, &main)?;
+            release
+        }
         ImageKind::Kernel => {
             let modules = [
                 unpacked.join("usr/lib/modules"),
@@ -84,6 +90,20 @@ pub(super) fn arrange(
         packages,
         files: Some(files),
     })
+}
+
+/// The release and the file of the kernel below `debug`, which has symbolic links, too: `boot/vmlinux-RELEASE` or `lib/modules/RELEASE/vmlinux`.
+fn debug_file(debug: &Path) -> Option<(String, PathBuf)> {
+    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|file| file.is_file());
+    let release = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+    let modules = [debug.join("lib/modules"), debug.join("usr/lib/modules")];
+    let modules = modules.iter().find_map(|dir| only_directory(dir))?;
+    let release = release(&modules)?;
+    let boot = debug.join(format!("boot/vmlinux-{release}"));
+    let found = [boot, modules.join("vmlinux")]
+        .into_iter()
+        .find(|path| is_file(path))?;
+    Some((release, found))
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), CacheError> {
@@ -139,6 +159,36 @@ mod tests {
                 ("modules/kernel/kvm.ko".to_owned(), Digest::of(b"kvm")),
             ]
         );
+    }
+
+    #[test]
+    fn debug_file_is_at_either_place_and_no_link() {
+        for (file, link) in [
+            ("boot/vmlinux-7.2", "lib/modules/7.2/vmlinux"),
+            ("lib/modules/7.2/vmlinux", "boot/vmlinux-7.2"),
+        ] {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let debug = dir.path().join("unpacked/usr/lib/debug");
+            for path in [file, link] {
+                let path = debug.join(path);
+                fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
+            }
+            fs::write(debug.join(file), "dwarf").expect("write");
+            std::os::unix::fs::symlink("/etc/passwd", debug.join(link)).expect("a link");
+            let catalog = Catalog::builtin();
+            let entry = catalog.get("debian-sid-debug").expect("entry");
+            let image = dir.path().join("image");
+            let unpacked = dir.path().join("unpacked");
+            let record = arrange(entry, &unpacked, &image, Vec::new()).expect("arrange");
+            assert_eq!(
+                (record.release.as_str(), record.sha256),
+                ("7.2", Digest::of(b"dwarf"))
+            );
+            assert_eq!(
+                fs::read_to_string(image.join("vmlinux")).expect("read"),
+                "dwarf"
+            );
+        }
     }
 
     #[test]

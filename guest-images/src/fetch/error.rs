@@ -78,6 +78,21 @@ pub enum FetchError {
         /// Error message of apt.
         detail: String,
     },
+    /// The suite does not have the debug file of the kernel in the cache.
+    #[error(
+        "{package} is not to be had in {suite} ({detail}): if the suite has a newer kernel, fetch both, \
+             first with --refresh {kernel}"
+    )]
+    DebugPackage {
+        /// The package.
+        package: String,
+        /// The suite.
+        suite: String,
+        /// The image of the kernel.
+        kernel: String,
+        /// Error message of apt.
+        detail: String,
+    },
     /// The package did not arrive.
     #[error("cannot download {package} ({detail}); check the network and fetch again")]
     Download {
