@@ -7,7 +7,7 @@ use std::sync::Arc;
 use files::ReadError;
 use introspect::optimise::{DamagedSurvey, Survey};
 use manifest::ProbeSpec;
-use probes::{Kernel, ProbeNumber, ResolveError, Resolved, SessionError, check_addresses, resolve};
+use probes::{Kernel, ProbeNumber, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelFile};
@@ -182,7 +182,8 @@ impl Guest {
         for probe in &config.probes {
             let found = resolve(&self.kernel, &probe.at, 0)?;
             number.add(&probe.at, found.len())?;
-            number.add_words(&probe.at, found.iter().map(Resolved::words).sum())?;
+            let words = found.iter().map(|resolved| resolved.words(&probe.at));
+            number.add_words(&probe.at, words.sum())?;
         }
         for injection in &config.injections {
             resolve(&self.kernel, &injection.at, 0)?;

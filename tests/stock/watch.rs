@@ -112,6 +112,70 @@ fn reads_of_a_variable_of_debian_6_1_are_those_of_the_workload() {
     check_reads("debian-6.1");
 }
 
+/// A parameter of the module, an `int`.
+const PARAMETER: &str = "watch:sch_htb:htb_hysteresis:4";
+const EXPECTED_IN_MODULE: &str = "[[expect]]
+probe = 'watch:sch_htb:htb_hysteresis:4'
+exactly = 12
+";
+/// Loads the module three times; the parameter is 0 then.
+const MODULE_SCRIPT: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /sys
+$b mount -t sysfs sysfs /sys
+for load in 1 2 3; do
+    $b insmod /sch_htb.ko || echo no module
+    for i in 1 2 3 4; do
+        echo $i >/sys/module/sch_htb/parameters/htb_hysteresis
+    done
+    [ $($b cat /sys/module/sch_htb/parameters/htb_hysteresis) = 4 ] || echo wrong value
+    $b rmmod sch_htb || echo stays
+done
+$b poweroff -f
+"#;
+
+fn check_in_module(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, MODULE_SCRIPT).cpus(2);
+    let boot = boot.modules(&["sch_htb"]).expecting(EXPECTED_IN_MODULE);
+    let ran = boot.probe(PARAMETER).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
+    ran.assert_well();
+    for complaint in ["no module", "wrong value", "stays"] {
+        assert!(!ran.console.contains(complaint), "{}", ran.console);
+    }
+    let summary = ran.summary();
+    let summed = probe(&summary, PARAMETER);
+    assert!(summed.missed.is_empty(), "{summed:?}");
+    assert_eq!(summed.state, ProbeState::Gone, "{summed:?}");
+    let values: Vec<(u64, u64)> = writes(&ran, PARAMETER)
+        .into_iter()
+        .map(|(_, write)| (write.old.0, write.new.0))
+        .collect();
+    let of_load: Vec<(u64, u64)> = (1..=4).map(|value| (value - 1, value)).collect();
+    assert_eq!(values, of_load.repeat(3));
+}
+
+#[test]
+fn writes_to_a_module_of_debian_5_10_are_those_of_the_workload_in_each_load() {
+    check_in_module("debian-5.10");
+}
+
+#[test]
+fn writes_to_a_module_of_debian_6_1_are_those_of_the_workload_in_each_load() {
+    check_in_module("debian-6.1");
+}
+
+#[test]
+fn writes_to_a_module_of_debian_6_12_are_those_of_the_workload_in_each_load() {
+    check_in_module("debian-6.12");
+}
+
+#[test]
+fn writes_to_a_module_of_debian_sid_are_those_of_the_workload_in_each_load() {
+    check_in_module("debian-sid");
+}
+
 fn check(image: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_script(&stock, SCRIPT).cpus(2);

@@ -102,6 +102,12 @@ impl Module {
         }
     }
 
+    /// The same module with these symbols, in address order.
+    #[must_use]
+    pub fn with_symbols(self, symbols: Vec<Symbol>) -> Self {
+        Self { symbols, ..self }
+    }
+
     /// The address of the `struct module`, which identifies a module even among modules of the same
     /// name.
     #[must_use]

@@ -96,6 +96,9 @@ pub enum SpecProblem {
     /// A watchpoint at an address, without a length.
     #[error("the length of the data at an address is not known")]
     NoLength,
+    /// A variable of a module, without a length.
+    #[error("the length of a module's variable is not known")]
+    NoLengthInModule,
     /// A length that no watchpoint has.
     #[error("`{0}` is not a length of watched data: 1 to 4096 bytes")]
     BadLength(String),
@@ -142,6 +145,12 @@ impl SpecError {
                 Some(format!("write {}", ProbeKind::Watch.keyword()))
             }
             SpecProblem::NoLength => Some("write watch:ADDRESS:8, for 8 bytes".to_owned()),
+            SpecProblem::NoLengthInModule => {
+                Some("write watch:MODULE:NAME:8, for 8 bytes".to_owned())
+            }
+            SpecProblem::BadLength(name) if name.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+                Some("write watch:NAME:8, or watch:MODULE:NAME:8 for data of a module".to_owned())
+            }
             SpecProblem::BadLength(_) => {
                 Some("write watch:NAME:8, or watch:NAME+OFFSET:8 for a part".to_owned())
             }

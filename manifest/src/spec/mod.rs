@@ -13,6 +13,7 @@
 //! watch:VARIABLE          watch:jiffies          watch:init_task.flags
 //! watch:VARIABLE:LENGTH   watch:panic_timeout:4  watch:panic_timeout+2:2
 //! watch:ADDRESS:LENGTH    watch:0xffffffff82a0c0a8:8   and so with :w behind the length
+//! watch:MODULE:VARIABLE:LENGTH   watch:sch_htb:htb_hysteresis:4
 //! uprobe:PATH:SYMBOL      uprobe:/bin/busybox:main     and so with an offset
 //! uprobe:PATH:OFFSET      uprobe:/bin/busybox:0x1180   an offset in the file
 //! usdt:PATH:PROVIDER:NAME usdt:/usr/bin/python3.11:python:function__entry   each may be a pattern

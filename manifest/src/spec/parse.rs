@@ -26,10 +26,11 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     match kind {
         ProbeKind::Tracepoint => return parse_tracepoint(place),
         ProbeKind::Watch => {
+            let (module, data) = watched::parse(place)?;
             return Ok(ProbeSpec {
                 kind,
-                module: None,
-                location: Location::Data(watched::parse(place)?),
+                module: module.map(parse_module).transpose()?,
+                location: Location::Data(data),
             });
         }
         ProbeKind::Uprobe | ProbeKind::Uretprobe | ProbeKind::Usdt => {

@@ -334,6 +334,48 @@ fn watched_data_has_a_base_and_a_length() {
 }
 
 #[test]
+fn watched_data_of_a_module_has_a_length() {
+    let module = |name: &str, build: Option<&str>| ModuleSpec {
+        name: name.to_owned(),
+        build: build.map(str::to_owned),
+    };
+    for (text, wanted, name, access, canonical) in [
+        (
+            "watch:sch-htb:htb_hysteresis:4",
+            module("sch_htb", None),
+            "htb_hysteresis",
+            WatchedAccess::Writes,
+            "watch:sch_htb:htb_hysteresis:4",
+        ),
+        (
+            "watch:m@00AB:_x.y:4:rw",
+            module("m", Some("00ab")),
+            "_x.y",
+            WatchedAccess::Both,
+            "watch:m@00ab:_x.y:4:rw",
+        ),
+    ] {
+        let spec = parsed(text);
+        assert_eq!(spec.module, Some(wanted));
+        let data = WatchedData {
+            base: DataBase::Variable {
+                name: name.to_owned(),
+                offset: 0,
+            },
+            bytes: Some(4),
+            access,
+        };
+        assert_eq!(spec.location, Location::Data(data));
+        assert_eq!(spec.to_string(), canonical);
+        assert_eq!(parsed(canonical), spec);
+    }
+    // A length or an access follows a variable of the kernel.
+    for text in ["watch:x:4:r", "watch:x:rw", "watch:0x10:4:r"] {
+        assert_eq!(parsed(text).module, None, "{text}");
+    }
+}
+
+#[test]
 fn pattern_of_a_build_stands_for_matches_of_the_build() {
     let name = "kprobe:ext4@00ab:ext4_sync_fs";
     for (pattern, fits) in [
@@ -385,6 +427,24 @@ fn unsuitable_watchpoints_are_refused_with_a_remedy() {
             "an address has no offset",
             "4",
             Some("add it to the address"),
+        ),
+        (
+            "watch:m:x",
+            "`x` is not a length of watched data: 1 to 4096 bytes",
+            "x",
+            Some("write watch:NAME:8, or watch:MODULE:NAME:8 for data of a module"),
+        ),
+        (
+            "watch:m:y:w",
+            "the length of a module's variable is not known",
+            "y:w",
+            Some("write watch:MODULE:NAME:8, for 8 bytes"),
+        ),
+        (
+            "watch:m.ko:y:8",
+            "`m.ko` cannot be the name of a module",
+            "m.ko",
+            None,
         ),
         (
             "watch:x*",

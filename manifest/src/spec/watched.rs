@@ -1,4 +1,4 @@
-//! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`.
+//! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`, `sch_htb:htb_hysteresis:4`.
 
 use std::fmt;
 
@@ -66,7 +66,7 @@ pub struct WatchedData {
 /// The address of watched data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DataBase {
-    /// A variable of the kernel, or a member of a variable.
+    /// A variable of the kernel, or a member of a variable; or a variable of a module.
     Variable {
         /// The variable's name. Behind a dot, the path of a member; the names of some variables have dots themselves.
         name: String,
@@ -94,22 +94,46 @@ impl fmt::Display for WatchedData {
     }
 }
 
-/// Parses `BASE`, `BASE:LENGTH`, `BASE:ACCESS` and `BASE:LENGTH:ACCESS`.
-pub(super) fn parse(place: Piece<'_>) -> Result<WatchedData, SpecError> {
-    let (base, behind) = match place.split(':') {
+/// Parses `BASE`, `BASE:LENGTH`, `BASE:ACCESS` and `BASE:LENGTH:ACCESS`. With `MODULE:` in front, the name of the module is returned, too.
+pub(super) fn parse(place: Piece<'_>) -> Result<(Option<Piece<'_>>, WatchedData), SpecError> {
+    let (module, data) = match place.split(':') {
+        Some((module, data)) if !is_behind_base(data) => (Some(module), data),
+        _ => (None, place),
+    };
+    let (base, behind) = match data.split(':') {
         Some((base, behind)) => (base, Some(behind)),
-        None => (place, None),
+        None => (data, None),
     };
     let (bytes, access) = behind.map_or(Ok((None, WatchedAccess::default())), parse_length)?;
     let base = parse_base(base)?;
-    if bytes.is_none() && matches!(base, DataBase::Address(_)) {
-        return Err(place.is(SpecProblem::NoLength));
+    match (&base, bytes) {
+        (DataBase::Address(_), None) => return Err(place.is(SpecProblem::NoLength)),
+        // The types of modules have no variables.
+        (DataBase::Variable { .. }, None) if module.is_some() => {
+            return Err(data.is(SpecProblem::NoLengthInModule));
+        }
+        _ => (),
     }
-    Ok(WatchedData {
+    let data = WatchedData {
         base,
         bytes,
         access,
-    })
+    };
+    Ok((module, data))
+}
+
+/// Whether `text` is what follows a variable or an address: a length or an access. The name of a variable does not begin with a digit.
+fn is_behind_base(text: Piece<'_>) -> bool {
+    let first = text.split(':').map_or(text.text, |(first, _)| first.text);
+    first.is_empty()
+        || first.starts_with(|first: char| !is_in_name(first))
+        || WatchedAccess::parse(first).is_some()
+        || !text.text.contains(':')
+}
+
+/// Whether a name may begin with the character.
+fn is_in_name(first: char) -> bool {
+    first.is_ascii_alphabetic() || first == '_'
 }
 
 fn parse_base(base: Piece<'_>) -> Result<DataBase, SpecError> {

@@ -64,7 +64,11 @@ pub(crate) struct Interest {
 pub(crate) fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
     if probe.is_watch() {
-        return Interests::default();
+        // The pages of a module's data become another's when the module goes.
+        return Interests {
+            modules: probe.in_module.is_some(),
+            ..Interests::default()
+        };
     }
     let follows = match &probe.purpose {
         Purpose::KernelEvent(_) => return Interests::default(),

@@ -67,8 +67,7 @@ impl ProbeList {
         let slide = slide.unwrap_or(0);
         let mut probes = Vec::new();
         let present = self.list.load();
-        let words = present.iter().filter_map(|probe| probe.place());
-        let words = words.map(|place| place.words()).sum();
+        let words = present.iter().map(|probe| probe.words()).sum();
         let mut number = ProbeNumber::new(present.len(), words);
         for ProbeConfig {
             at: spec,
@@ -133,7 +132,7 @@ impl ProbeList {
             };
             let found = resolve(&self.running.kernel, spec, slide)?;
             number.add(spec, found.len())?;
-            number.add_words(spec, found.iter().map(Resolved::words).sum())?;
+            number.add_words(spec, found.iter().map(|it| it.words(spec)).sum())?;
             let mut remark = (spec.kind == ProbeKind::Tracepoint)
                 .then(|| remark(&self.running.kernel, spec))
                 .flatten();

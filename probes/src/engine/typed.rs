@@ -83,7 +83,7 @@ pub(crate) fn signature_in_module(
     probe: &Probe,
     place: &Place,
 ) -> Option<Arc<Signature>> {
-    if !shows_types(&probe.purpose) {
+    if !shows_types(&probe.purpose) || probe.is_watch() {
         return None;
     }
     if !probe.variables.is_empty() {

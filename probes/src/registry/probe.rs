@@ -17,7 +17,7 @@ use text::GuestError;
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
-use crate::resolve::{Place, Via};
+use crate::resolve::{Place, Via, words_in_module};
 use crate::tracepoint_record::RecordAtSite;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
@@ -162,6 +162,15 @@ impl Probe {
         self.signature.store(signature);
     }
 
+    /// The most words of the watched data, also of a module that is not loaded.
+    pub(crate) fn words(&self) -> usize {
+        match (self.place(), &self.in_module) {
+            (Some(place), _) => place.words(),
+            (None, Some(spec)) => words_in_module(spec),
+            (None, None) => 0,
+        }
+    }
+
     /// Whether each hit shows memory.
     pub(crate) fn reads_memory(&self) -> bool {
         matches!(self.purpose, Purpose::Trace)
@@ -270,12 +279,14 @@ impl Probe {
         !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
-    /// Whether the probe watches data.
+    /// Whether the probe watches data, also of a module that is not loaded.
     pub(crate) fn is_watch(&self) -> bool {
         let place = self.place.load();
-        place
+        let is_placed = place
             .as_ref()
-            .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }))
+            .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }));
+        let spec = self.in_module.as_ref();
+        is_placed || spec.is_some_and(|spec| spec.kind == ProbeKind::Watch)
     }
 
     /// Whether a hit is counted, and nothing else.

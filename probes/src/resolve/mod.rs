@@ -22,6 +22,7 @@ mod tracepoint_site;
 pub(crate) mod tracepoints;
 mod watch_problem;
 mod watched;
+mod watched_in_module;
 
 use std::sync::Arc;
 
@@ -69,10 +70,21 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// The number of words of watched data that count towards the most of an engine ([`ProbeNumber::add_words`]).
+    /// The number of words of watched data that count towards the most of an engine ([`ProbeNumber::add_words`]). Data of the module of `spec` counts
+    /// before the module is loaded.
     #[must_use]
-    pub fn words(&self) -> usize {
-        self.place.as_ref().map_or(0, Place::words)
+    pub fn words(&self, spec: &ProbeSpec) -> usize {
+        self.place
+            .as_ref()
+            .map_or_else(|_| words_in_module(spec), Place::words)
+    }
+}
+
+/// The most words of the data of a module that `spec` watches; 0 for another probe.
+pub(crate) fn words_in_module(spec: &ProbeSpec) -> usize {
+    match (&spec.module, &spec.location) {
+        (Some(_), Location::Data(data)) => place::words(data.bytes.map_or(0, usize::from)),
+        _ => 0,
     }
 }
 
@@ -241,10 +253,14 @@ pub(crate) fn in_module(
     }
     match &spec.location {
         Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
-        // Neither a watchpoint nor a program has a module.
-        Location::Line { .. } | Location::Inlined(_) | Location::Data(_) | Location::Program(_) => {
+        // A program has no module.
+        Location::Line { .. } | Location::Inlined(_) | Location::Program(_) => {
             Err(ResolveProblem::NoDebugInfo)
         }
+        Location::Data(data) => Ok(vec![Resolved {
+            name: spec.to_string().into(),
+            place: Ok(watched_in_module::resolve(module.module(), data)?),
+        }]),
         Location::Symbol { name, offset } => match symbols.named(name) {
             [] => Err(missing(name)),
             [symbol] => Ok(vec![resolved(symbol, spec.location.clone(), *offset)]),

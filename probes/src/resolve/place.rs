@@ -69,10 +69,15 @@ impl Place {
     /// The most words of the watched data; 0 at an instruction.
     pub(crate) const fn words(&self) -> usize {
         match self.via {
-            Via::ProtectedPage { len, .. } => len.div_ceil(WORD_BYTES) + 1,
+            Via::ProtectedPage { len, .. } => words(len),
             Via::Plant { .. } | Via::DebugRegister => 0,
         }
     }
+}
+
+/// The most words of `len` bytes of watched data.
+pub(super) const fn words(len: usize) -> usize {
+    len.div_ceil(WORD_BYTES) + 1
 }
 
 /// The reason why an existing site cannot be probed.

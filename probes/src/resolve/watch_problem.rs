@@ -14,8 +14,18 @@ pub enum WatchProblem {
         /// Similar names.
         near: Vec<String>,
     },
+    /// The module has no variable of the name.
+    #[error("the module {module} has no variable `{name}`")]
+    NoVariableInModule {
+        /// The module.
+        module: String,
+        /// The name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
     /// Several variables have the name.
-    #[error("the kernel has {} variables called `{name}`", addresses.len())]
+    #[error("there are {} variables called `{name}`", addresses.len())]
     Ambiguous {
         /// The name.
         name: String,
@@ -52,7 +62,7 @@ pub enum WatchProblem {
     },
     /// A per-CPU variable: its bytes in the image are not used.
     #[error(
-        "it is a per-CPU variable, and this version watches variables of the kernel's image only"
+        "it is a per-CPU variable, and this version watches variables of the kernel's image and of modules only"
     )]
     PerCpu,
     /// The bytes are outside of the kernel's data.
@@ -129,9 +139,12 @@ impl WatchProblem {
     /// The remedy.
     pub(super) fn help(&self) -> Option<String> {
         match self {
-            Self::NoVariable { near, .. } if !near.is_empty() => {
+            Self::NoVariable { near, .. } | Self::NoVariableInModule { near, .. }
+                if !near.is_empty() =>
+            {
                 Some(format!("near names: {}", near.join(", ")))
             }
+            Self::NoVariableInModule { .. } => None,
             Self::NoVariable { .. } | Self::NotData { .. } => Some(LIST.to_owned()),
             Self::NoMember { .. } => {
                 Some("`hyprobe types TYPE` prints the members of a type".to_owned())

@@ -1,5 +1,8 @@
 //! The ways to arm a probe.
 
+use address::Gva;
+use manifest::WatchedAccess;
+
 use crate::engine::arm::Armer;
 use crate::engine::arm::jumps::ELSEWHERE;
 use crate::engine::running::arming::Arming;
@@ -9,6 +12,11 @@ use crate::resolve::{Place, PlantTime, Via};
 
 /// The reason why a late probe cannot be on the pushes of the #BP handler.
 const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
+
+const NO_DEBUG_REGISTERS: &str = "the kernel patches this instruction itself at run time, and debug registers do not work on this host";
+
+/// The pages of a module's data may lie anywhere.
+const IN_PIECES: &str = "its bytes are not in memory, or on pages that are not side by side in the guest's physical memory: watch the bytes of each page";
 
 /// The reason why a plant and a watchpoint cannot share a page: the slot of the page is either read-only or protected.
 const PROTECTED: &str = "its page has watched data: remove the watchpoints of the page first";
@@ -20,57 +28,82 @@ impl Armer {
         if place.when == PlantTime::BootPatched && !self.running.boot_patched.get() {
             return Arming::Later("the kernel rewrites this instruction while it boots");
         }
-        let linked = match place.via {
-            Via::Plant { at, .. } => at,
-            Via::DebugRegister | Via::ProtectedPage { .. } => place.ip,
+        let (linked, len) = match place.via {
+            Via::ProtectedPage { len, access } => {
+                return self.arming_of_data(place, len, access, located);
+            }
+            Via::Plant { at, len } => (at, Some(len)),
+            Via::DebugRegister => (place.ip, None),
         };
         let Some(spot) = self.running.spot_of(place, linked, located) else {
-            return Arming::Refused(match place.module {
-                Some(_) => format!("{linked} is not in memory"),
-                None => format!("{linked} is not in the kernel's image"),
-            });
+            return not_there(place, linked);
         };
         let at = located.running_at(place, linked);
-        match place.via {
-            Via::ProtectedPage { len, access } => {
-                let bytes = WatchedBytes {
-                    at,
-                    gpa: spot.gpa,
-                    len,
-                    access,
-                };
-                let mut pages = bytes.pages();
-                match pages.any(|page| self.running.planter.pages().keeps(page)) {
-                    true => Arming::Refused(PLANTED.to_owned()),
-                    false => Arming::Watch(bytes),
-                }
-            }
-            Via::DebugRegister if self.running.abilities.debug_execute => Arming::Debug { at, spot },
-            Via::DebugRegister => Arming::Refused(
-                "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
+        let Some(len) = len else {
+            return match self.running.abilities.debug_execute {
+                true => Arming::Debug { at, spot },
+                false => Arming::Refused(NO_DEBUG_REGISTERS.to_owned()),
+            };
+        };
+        let plant = Arming::Plant { at, spot, len };
+        if self.watches.protects(spot, len) {
+            return Arming::Refused(PROTECTED.to_owned());
+        }
+        // The instruction was checked when planted; by now the guest's own kprobes may have changed the bytes.
+        if self.plants.has_plant(at, spot) {
+            return plant;
+        }
+        if self.int3.is_redirected(spot.gpa) {
+            return Arming::Refused(REDIRECTED.to_owned());
+        }
+        if place.module.is_none()
+            && self.running.boot_patched.get()
+            && self.running.is_jumped_over(linked, spot.gpa)
+        {
+            return Arming::Refused(ELSEWHERE.to_owned());
+        }
+        if place.when == PlantTime::TextPresent {
+            return plant;
+        }
+        match self.running.boundary_in_memory(linked, spot.gpa) {
+            Some(len) => Arming::Plant { at, spot, len },
+            None => Arming::Refused(
+                "the kernel has rewritten this code while it booted, and no instruction begins there now".to_owned(),
             ),
-            Via::Plant { len, .. } if self.watches.protects(spot, len) => {
-                Arming::Refused(PROTECTED.to_owned())
-            }
-            // The instruction was checked when planted; by now the guest's own kprobes may have changed the bytes.
-            Via::Plant { len, .. } if self.plants.has_plant(at, spot) => Arming::Plant { at, spot, len },
-            Via::Plant { .. } if self.int3.is_redirected(spot.gpa) => {
-                Arming::Refused(REDIRECTED.to_owned())
-            }
-            Via::Plant { .. }
-                if place.module.is_none()
-                    && self.running.boot_patched.get()
-                    && self.running.is_jumped_over(linked, spot.gpa) =>
-            {
-                Arming::Refused(ELSEWHERE.to_owned())
-            }
-            Via::Plant { len, .. } if place.when == PlantTime::TextPresent => Arming::Plant { at, spot, len },
-            Via::Plant { .. } => match self.running.boundary_in_memory(linked, spot.gpa) {
-                Some(len) => Arming::Plant { at, spot, len },
-                None => Arming::Refused(
-                    "the kernel has rewritten this code while it booted, and no instruction begins there now".to_owned(),
-                ),
-            },
         }
     }
+
+    /// The way to arm a watchpoint of `len` bytes at `place` now.
+    fn arming_of_data(
+        &self,
+        place: &Place,
+        len: usize,
+        access: WatchedAccess,
+        located: Located,
+    ) -> Arming {
+        let Some(gpa) = self.running.data_at(place, place.ip, len, located) else {
+            return match place.module {
+                Some(_) => Arming::Refused(IN_PIECES.to_owned()),
+                None => not_there(place, place.ip),
+            };
+        };
+        let bytes = WatchedBytes {
+            at: located.running_at(place, place.ip),
+            gpa,
+            len,
+            access,
+        };
+        let mut pages = bytes.pages();
+        match pages.any(|page| self.running.planter.pages().keeps(page)) {
+            true => Arming::Refused(PLANTED.to_owned()),
+            false => Arming::Watch(bytes),
+        }
+    }
+}
+
+fn not_there(place: &Place, linked: Gva) -> Arming {
+    Arming::Refused(match place.module {
+        Some(_) => format!("{linked} is not in memory"),
+        None => format!("{linked} is not in the kernel's image"),
+    })
 }

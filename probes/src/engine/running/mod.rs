@@ -127,6 +127,29 @@ impl Running {
         }
     }
 
+    /// The guest-physical address of the `len` bytes of data from `at` on, an address in the terms of `place`; `None` if they are not in memory, or not in
+    /// one piece.
+    pub(crate) fn data_at(
+        &self,
+        place: &Place,
+        at: Gva,
+        len: usize,
+        located: Located,
+    ) -> Option<Gpa> {
+        if place.module.is_none() {
+            return self.gpa_of(at, located);
+        }
+        let paging = self.modules.paging()?;
+        let gpa_of = |at| Some(walk(&self.planter, &paging, at).ok()?.gpa);
+        let first = gpa_of(at)?;
+        let last = len.checked_sub(1)? as u64;
+        let is_one_piece = gpa_of(at.wrapping_add(last)) == Some(first.wrapping_add(last));
+        let mut byte = [0];
+        let is_memory = |at| self.planter.read_own(at, &mut byte).is_ok();
+        let is_in_memory = [first, first.wrapping_add(last)].into_iter().all(is_memory);
+        (is_one_piece && is_in_memory).then_some(first)
+    }
+
     /// The guest-physical location of `at`, an address in the terms of `place`.
     pub(crate) fn spot_of(&self, place: &Place, at: Gva, located: Located) -> Option<Spot> {
         match place.module {

@@ -73,7 +73,7 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         ),
         (
             "watch:counter:8",
-            "the kernel has 2 variables called `counter`".to_owned(),
+            "there are 2 variables called `counter`".to_owned(),
             Some(format!(
                 "name one by its address: watch:{at}:LENGTH, watch:{}:LENGTH",
                 at.wrapping_add(8)
@@ -86,7 +86,7 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         ),
         (
             &format!("watch:{per_cpu}:8"),
-            "it is a per-CPU variable, and this version watches variables of the kernel's image only"
+            "it is a per-CPU variable, and this version watches variables of the kernel's image and of modules only"
                 .to_owned(),
             Some("write kprobe:FUNCTION for a function that writes it".to_owned()),
         ),

@@ -1,5 +1,6 @@
 //! Writes of the guest to watched data.
 
+mod in_modules;
 mod reads;
 mod stepped;
 

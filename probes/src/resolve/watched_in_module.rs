@@ -1,0 +1,105 @@
+//! Resolves watchpoints at data of a loaded module.
+//!
+//! A module's data is on pages of its own from the load on until the module is freed, which hyprobe sees. The types of a module have no variables, so
+//! the length is the user's.
+
+use address::{Gva, PAGE_BYTES};
+use introspect::{Module, RegionKind, Symbol, nearest_names};
+use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedData};
+
+use super::place::{Place, PlantTime, Via};
+use super::watch_problem::WatchProblem;
+use crate::arguments::ArgumentSource;
+
+/// The number of near names in the error for an unknown name.
+const NEAR_NAMES: usize = 5;
+/// The most addresses of namesakes in an error.
+const MAX_NAMESAKES: usize = 16;
+
+/// Resolves `data` to bytes of `module`, at run-time addresses.
+pub(super) fn resolve(module: &Module, data: &WatchedData) -> Result<Place, WatchProblem> {
+    let DataBase::Variable { name, offset } = &data.base else {
+        // The parser gives addresses no module.
+        return Err(WatchProblem::Untyped {
+            name: module.name().to_owned(),
+        });
+    };
+    let symbol = variable(module, name)?;
+    let len = data
+        .bytes
+        .filter(|len| (1..=MAX_WATCHED_BYTES).contains(len));
+    let Some(len) = len else {
+        return Err(WatchProblem::Untyped { name: name.clone() });
+    };
+    let end = offset.checked_add(u64::from(len));
+    if symbol.size > 0 && end.is_none_or(|end| end > symbol.size) {
+        return Err(WatchProblem::Outside {
+            name: name.clone(),
+            size: symbol.size,
+        });
+    }
+    let at = symbol.address.wrapping_add(*offset);
+    check(module, at, u64::from(len))?;
+    Ok(Place {
+        ip: at,
+        symbol: format!("{name}+{offset:#x} [{}]", module.name()).into(),
+        via: Via::ProtectedPage {
+            len: usize::from(len),
+            access: data.access,
+        },
+        when: PlantTime::TextPresent,
+        init: false,
+        module: Some(module.address()),
+        arguments: ArgumentSource::Registers,
+    })
+}
+
+/// The only variable of the module called `name`.
+fn variable<'m>(module: &'m Module, name: &str) -> Result<&'m Symbol, WatchProblem> {
+    let named = module.symbols().iter().filter(|symbol| symbol.name == name);
+    let mut named: Vec<&Symbol> = named.filter(|symbol| !symbol.is_text()).collect();
+    named.dedup_by_key(|symbol| symbol.address);
+    match named[..] {
+        [symbol] => Ok(symbol),
+        [] => {
+            let data = module.symbols().iter().filter(|symbol| !symbol.is_text());
+            let names = data.map(|symbol| symbol.name.as_str());
+            Err(WatchProblem::NoVariableInModule {
+                module: module.name().into(),
+                name: name.to_owned(),
+                near: nearest_names(name, names, NEAR_NAMES),
+            })
+        }
+        _ => Err(WatchProblem::Ambiguous {
+            name: name.to_owned(),
+            addresses: named
+                .iter()
+                .take(MAX_NAMESAKES)
+                .map(|symbol| symbol.address)
+                .collect(),
+        }),
+    }
+}
+
+/// Checks that the pages of the bytes have data only, which stays as long as the module.
+fn check(module: &Module, at: Gva, len: u64) -> Result<(), WatchProblem> {
+    let end = at.wrapping_add(len);
+    let region = module.region_at(at);
+    let region = region.filter(|region| end <= region.range.end);
+    match region.map(|region| region.kind) {
+        Some(RegionKind::Data) => (),
+        Some(RegionKind::InitData) => return Err(WatchProblem::Freed),
+        Some(RegionKind::Text | RegionKind::InitText) => return Err(WatchProblem::Code),
+        None => return Err(WatchProblem::NotData { at }),
+    }
+    let pages = at.page()..end.wrapping_add(PAGE_BYTES - 1).page();
+    let is_shared = module.regions().iter().any(|region| {
+        region.kind != RegionKind::Data
+            && region.range.start < pages.end
+            && pages.start < region.range.end
+    });
+    match is_shared {
+        true => Err(WatchProblem::CodePage),
+        false => Ok(()),
+    }
+}
