@@ -23,6 +23,9 @@ pub(super) const PROGRAM: u8 = 3;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
 
+/// The vector of #UD.
+const INVALID_OPCODE: u8 = 6;
+
 /// Handles exits at protected pages.
 #[derive(Debug)]
 pub(crate) struct ProtectedAccesses {
@@ -162,7 +165,8 @@ impl ProtectedAccesses {
         let at = Gva(vcpu.regs()?.rip);
         let state = vcpu.system_state()?;
         let Some((decoded, spot)) = self.instruction_at(&state, at) else {
-            return Ok(HitOutcome::NotOurs);
+            // Code that is not 64-bit code.
+            return Ok(HitOutcome::NeedsPause);
         };
         let code = self.hidden_code(spot);
         if let Some(gpa) = code {
@@ -180,7 +184,9 @@ impl ProtectedAccesses {
                 HitOutcome::Resume
             }
             // Some KVMs have raised #UD already.
-            Passed::MustStep if vcpu.undelivered_event()?.is_some() => HitOutcome::NotOurs,
+            Passed::MustStep if vcpu.undelivered_event()? == Some(INVALID_OPCODE) => {
+                HitOutcome::NotOurs
+            }
             // If KVM fails without the protection, too, the failure is the guest's.
             Passed::MustStep => HitOutcome::NeedsPause,
         })

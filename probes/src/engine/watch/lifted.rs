@@ -1,19 +1,15 @@
 //! Watched bytes while the guest can access their pages: the hardware's accesses have no exits. Its writes are seen by the values, its reads by
 //! the operands of the instruction.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use address::{Gpa, Gva};
-use events::ProbeId;
 use introspect::PhysMemory;
-use manifest::WatchedAccess;
 use text::Ran;
 use vmm::kvm_regs;
 
 use super::memory::{Origin, SeenAccess};
 use super::table::{Watch, WatchTable};
-use crate::registry::Probe;
 
 /// The instructions that the hardware has executed while the guest could access protected pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,11 +123,8 @@ impl Lifted {
         accesses.collect()
     }
 
-    /// The probes with words, each once.
-    pub(crate) fn probes(&self) -> BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)> {
-        let watches = self.table.watches().iter();
-        watches
-            .map(|watch| (watch.probe.id, (Arc::clone(&watch.probe), watch.access)))
-            .collect()
+    /// The words, in the order of the values.
+    pub(crate) fn table(&self) -> &WatchTable {
+        &self.table
     }
 }

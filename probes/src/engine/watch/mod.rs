@@ -264,13 +264,13 @@ impl Watches {
             .iter()
             .map(|access| access.watch.probe.id)
             .collect();
-        for (id, (probe, access)) in lifted.probes() {
+        for (id, (probe, access)) in lifted.table().probes() {
             let is_unknown = reads.is_unknown() && access.has_reads();
             if executed == Executed::Many || is_unknown {
                 probe.counters.miss(Missed::Unprotected);
             }
             // The exit does not name the page.
-            if !accessed.contains(&id) {
+            if !accessed.contains(id) {
                 probe.counters.count_exit();
             }
         }

@@ -101,6 +101,7 @@ impl Watch {
 pub(crate) struct WatchTable {
     watches: Vec<Watch>,
     pages: BTreeMap<Gpa, Protection>,
+    probes: BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)>,
     /// Whether any read is a hit.
     has_reads: bool,
 }
@@ -115,7 +116,9 @@ impl WatchTable {
                 *protection = Protection::Accesses;
             }
         }
+        let of_probe = |watch: &Watch| (watch.probe.id, (Arc::clone(&watch.probe), watch.access));
         Self {
+            probes: watches.iter().map(of_probe).collect(),
             has_reads: watches.iter().any(|watch| watch.access.has_reads()),
             watches,
             pages,
@@ -128,6 +131,11 @@ impl WatchTable {
 
     pub(crate) fn watches(&self) -> &[Watch] {
         &self.watches
+    }
+
+    /// The probes with words, each once.
+    pub(crate) fn probes(&self) -> &BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)> {
+        &self.probes
     }
 
     /// The pages to protect.

@@ -328,6 +328,22 @@ fn second_emulation_failure_of_an_instruction_is_not_ours() {
 }
 
 #[test]
+fn emulation_failure_is_not_ours_only_if_kvm_has_raised_an_invalid_opcode() {
+    let outcome = |undelivered, attributes| {
+        let watched = watched(&MOVUPS, &["watch:counter:8"]);
+        let mut vcpu = watched.vcpu(watched.data, 0);
+        vcpu.undelivered = undelivered;
+        vcpu.state.system.segments.cs.attributes = attributes;
+        let writes = &watched.rig.engine.protected_accesses;
+        writes.on_emulation_failure(&mut vcpu).expect("looked at")
+    };
+    assert_eq!(outcome(Some(6), LONG_MODE), HitOutcome::NotOurs);
+    // The event is delivered first, and code of another mode runs alone.
+    assert_eq!(outcome(Some(0x30), LONG_MODE), HitOutcome::NeedsPause);
+    assert_eq!(outcome(None, 0), HitOutcome::NeedsPause);
+}
+
+#[test]
 fn watchpoints_beyond_the_most_words_are_no_probes() {
     let watched = watched(&MOV, &["watch:counter:4"]);
     let rig = &watched.rig;
