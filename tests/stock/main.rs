@@ -33,6 +33,7 @@ mod program_stacks;
 mod python_marks;
 mod remote;
 mod returns;
+mod same_boot;
 mod schema;
 mod sleeping;
 mod source_lines;
