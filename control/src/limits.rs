@@ -22,6 +22,8 @@ pub(crate) const STALL_TIME: Duration = Duration::from_secs(10);
 pub const PROBES_PER_REQUEST: usize = 1000;
 /// Maximum number of variables that a probe shows.
 pub const VARIABLES_PER_PROBE: usize = introspect::Signature::MAX_VARIABLES;
+/// Maximum length of the name and of the type of a variable in bytes. The command cuts longer ones.
+pub(crate) const VARIABLE_BYTES: usize = 260;
 /// Maximum number of probes in the answer to a change, and the default page size of a list.
 pub const PROBES_SHOWN: usize = 1000;
 /// Maximum page size of a list, and maximum number of probes in the metrics.

@@ -80,10 +80,7 @@ pub(crate) fn visit<'a>(
         let specifications = abbreviation.attributes();
         budget.spend(1 + specifications.len() / 8)?;
         let is_inlined = match abbreviation.tag() {
-            gimli::DW_TAG_subprogram => {
-                function = own;
-                false
-            }
+            gimli::DW_TAG_subprogram => false,
             gimli::DW_TAG_inlined_subroutine => true,
             _ => {
                 entries.skip_attributes(specifications).map_err(&failed)?;
@@ -97,6 +94,10 @@ pub(crate) fn visit<'a>(
         let Some(first) = found.first().map(|range| range.start) else {
             continue;
         };
+        // A function may have declarations of others within.
+        if !is_inlined {
+            function = own;
+        }
         let entry = entry_address(unit, &attributes, first).map_err(&failed)?;
         let scope = Scope {
             entries: ScopeEntry { own, function },

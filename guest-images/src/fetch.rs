@@ -78,10 +78,7 @@ impl Store {
             None => None,
         };
         // The debug file of a kernel that has been replaced is of no use.
-        let fits = |image: &Image| {
-            let kernel = kernel.as_ref();
-            kernel.is_none_or(|kernel| kernel.release() == image.release())
-        };
+        let fits = |image: &Image| kernel.as_ref().is_none_or(|kernel| image.is_of(kernel));
         let cached = match freshness {
             Freshness::Cached => self.lookup(entry)?.filter(fits),
             Freshness::Newest => None,
@@ -106,11 +103,17 @@ impl Store {
                 };
             }
             (_, present) => {
+                // Another process may have replaced the kernel before this one had the lock.
+                let kernel = match kernel {
+                    Some(kernel) => self.lookup(self.entry(&kernel.name)?)?,
+                    None => None,
+                };
                 let suite = Suite::open(&entry.suite, dir.clone())?;
                 let making = Making {
                     store: self,
                     entry,
                     package: package(entry, kernel.as_ref()),
+                    kernel,
                     suite: &suite,
                     report,
                 };
@@ -178,6 +181,8 @@ struct Making<'a> {
     store: &'a Store,
     entry: &'a ImageEntry,
     package: String,
+    /// Of a debug file: the kernel.
+    kernel: Option<Image>,
     suite: &'a Suite,
     report: &'a Report<'a>,
 }
@@ -188,7 +193,7 @@ impl Making<'_> {
         self.update()?;
         let packages = match self.entry.kind {
             // The parts on which the package depends are those of the kernel.
-            ImageKind::Debug => self.suite.show(&self.package).map(|package| vec![package]),
+            ImageKind::Debug => self.debug_package().map(|package| vec![package]),
             ImageKind::Kernel | ImageKind::Program => self.suite.resolve(&self.package),
         };
         let packages = packages.map_err(|failure| {
@@ -226,6 +231,22 @@ impl Making<'_> {
         let image = work.path().join("image");
         let record = arrange::arrange(self.entry, &unpacked, &image, records)?;
         Ok(self.store.publish(self.entry, &image, &record)?)
+    }
+
+    /// The package with the debug file of the same build as the kernel: a release may have several.
+    fn debug_package(&self) -> Result<Package, ToolFailure> {
+        let package = self.suite.show(&self.package)?;
+        let kernel = self.kernel.as_ref();
+        let of_kernel = kernel.is_none_or(|kernel| kernel.has_version(&package.version));
+        match of_kernel {
+            true => Ok(package),
+            false => Err(ToolFailure::Exit {
+                detail: format!(
+                    "the suite has version {}, which is not the kernel's",
+                    package.version
+                ),
+            }),
+        }
     }
 
     fn update(&self) -> Result<(), FetchError> {
@@ -394,6 +415,29 @@ mod tests {
         remove_left_over(dir.path(), &work_prefix("sid")).expect("remove");
         assert!(!dir.path().join(of("sid")).exists());
         assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 3);
+    }
+
+    #[test]
+    fn debug_file_fits_a_kernel_of_its_release_and_version() {
+        let image = |name: &str, release: &str, version: &str| Image {
+            name: name.to_owned(),
+            kind: ImageKind::Debug,
+            dir: PathBuf::new(),
+            record: ImageRecord {
+                release: release.to_owned(),
+                sha256: Digest::of(b""),
+                packages: vec![PackageRecord {
+                    name: name.to_owned(),
+                    version: version.to_owned(),
+                    sha256: Digest::of(b""),
+                }],
+                files: None,
+            },
+        };
+        let kernel = image("linux-image-7.2", "7.2", "7.2.13-1");
+        assert!(image("linux-image-7.2-dbg", "7.2", "7.2.13-1").is_of(&kernel));
+        assert!(!image("linux-image-7.2-dbg", "7.2", "7.2.13-2").is_of(&kernel));
+        assert!(!image("linux-image-7.1-dbg", "7.1", "7.2.13-1").is_of(&kernel));
     }
 
     #[test]

@@ -68,6 +68,19 @@ impl Image {
         &self.record.release
     }
 
+    /// Whether this debug file is of `kernel`: of its release, and of its package's version.
+    pub(crate) fn is_of(&self, kernel: &Self) -> bool {
+        let mut packages = self.record.packages.iter();
+        self.release() == kernel.release()
+            && packages.all(|package| kernel.has_version(&package.version))
+    }
+
+    /// Whether a package of the image has the version.
+    pub(crate) fn has_version(&self, version: &str) -> bool {
+        let mut packages = self.record.packages.iter();
+        packages.any(|package| package.version == version)
+    }
+
     /// The kernel's modules.
     ///
     /// # Errors

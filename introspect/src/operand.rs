@@ -116,7 +116,7 @@ impl SizedOperand {
     #[must_use]
     pub const fn value(&self, raw: u64) -> i64 {
         // `bytes` is 1, 2, 4 or 8.
-        let unused = 64 - 8 * self.bytes as u32;
+        let unused = 64_u32.saturating_sub(8 * self.bytes as u32);
         let raised = raw.wrapping_shl(unused);
         match self.is_signed {
             true => raised.cast_signed().wrapping_shr(unused),

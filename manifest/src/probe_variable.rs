@@ -10,10 +10,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[serde(deny_unknown_fields)]
 pub struct ProbeVariable {
     /// Name of the variable.
+    #[cfg_attr(feature = "openapi", schema(max_length = 260))]
     pub name: String,
     /// Type in C.
     #[serde(rename = "type")]
-    #[cfg_attr(feature = "openapi", schema(example = "struct file *"))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(example = "struct file *", max_length = 260)
+    )]
     pub declared: String,
     /// Place of the value at the site, as an assembler writes the operands of marks (`8@%rdi`, `-4@16(%rsp)`, `8@$5`), or `8@&16(%rsp)` for the
     /// address itself; absent if the variable has no value there.

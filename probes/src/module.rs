@@ -1,6 +1,7 @@
 //! A module in the guest's memory.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -108,21 +109,46 @@ impl LoadedModule {
     }
 }
 
-/// The symbols of a module's text by name. Both the guest's symbols and the probes may be many: no probe goes through all symbols.
-pub(crate) struct TextSymbols<'m>(HashMap<&'m str, Vec<&'m Symbol>>);
+/// The symbols of a module by name. Both the guest's symbols and the probes may be many: no probe goes through all symbols.
+pub(crate) struct ModuleSymbols<'m> {
+    text: NamedSymbols<'m>,
+    data: OnceCell<NamedSymbols<'m>>,
+    all: &'m [Symbol],
+}
 
-impl<'m> TextSymbols<'m> {
-    pub(crate) fn new(module: &'m LoadedModule) -> Self {
-        let mut named: HashMap<&str, Vec<&Symbol>> = HashMap::new();
-        for symbol in module.symbols().iter().filter(|symbol| symbol.is_text()) {
-            named.entry(&symbol.name).or_default().push(symbol);
+type NamedSymbols<'m> = HashMap<&'m str, Vec<&'m Symbol>>;
+
+impl<'m> ModuleSymbols<'m> {
+    pub(crate) fn new(module: &'m Module) -> Self {
+        let all = module.symbols();
+        Self {
+            text: by_name(all.iter().filter(|symbol| symbol.is_text())),
+            data: OnceCell::new(),
+            all,
         }
-        Self(named)
     }
 
-    pub(crate) fn named(&self, name: &str) -> &[&'m Symbol] {
-        self.0.get(name).map_or(&[], Vec::as_slice)
+    /// The functions and labels called `name`.
+    pub(crate) fn text(&self, name: &str) -> &[&'m Symbol] {
+        self.text.get(name).map_or(&[], Vec::as_slice)
     }
+
+    /// The variables called `name`.
+    pub(crate) fn data(&self, name: &str) -> &[&'m Symbol] {
+        let is_data = |symbol: &&Symbol| !symbol.is_text();
+        let data = self
+            .data
+            .get_or_init(|| by_name(self.all.iter().filter(is_data)));
+        data.get(name).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn by_name<'m>(symbols: impl Iterator<Item = &'m Symbol>) -> NamedSymbols<'m> {
+    let mut named = NamedSymbols::new();
+    for symbol in symbols {
+        named.entry(&symbol.name).or_default().push(symbol);
+    }
+    named
 }
 
 fn pages(region: &ModuleRegion) -> impl Iterator<Item = Gva> + use<> {

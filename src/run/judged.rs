@@ -119,6 +119,9 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
             wanted.maxactive = wanted.maxactive.max(probe.maxactive);
             wanted.enabled &= probe.enabled;
             wanted.stack |= probe.stack;
+            if wanted.variables.is_empty() {
+                wanted.variables.clone_from(&probe.variables);
+            }
         }
         if stays {
             if probe.at.stands_for(&name) {
@@ -128,6 +131,9 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
         }
         stays
     });
+    if !wanted.variables_fit() {
+        wanted.variables.clear();
+    }
     match place.and_then(|place| probes.get_mut(place)) {
         Some(named) if named.probe.at == *spec => named.probe = wanted,
         Some(named) => named.probe.action = both(named.probe.action, action),

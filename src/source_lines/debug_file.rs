@@ -69,6 +69,8 @@ pub(crate) enum DebugFileError {
     Unusable {
         /// The probe.
         spec: String,
+        /// The image with the file, for a stock kernel.
+        image: Option<String>,
         /// The Debian package with the file.
         package: Option<String>,
         /// The cause.
@@ -118,10 +120,17 @@ impl Failure for DebugFileError {
                 let install = install.unwrap_or_default();
                 Some(format!("correct DEBUGINFOD_URLS or the network, {install}or give the vmlinux of this build: --debug-info FILE"))
             }
-            Self::Unusable { package, .. } => Some(match package {
-                Some(package) => format!("install Debian's {package} again, or give the vmlinux of this build: --debug-info FILE"),
-                None => "replace the file, or give the vmlinux of the kernel's own build: --debug-info FILE".to_owned(),
-            }),
+            Self::Unusable { image, package, .. } => {
+                let fetch = image.as_ref().map(|image| {
+                    format!("fetch the file (300 MB): hyprobe images fetch --refresh {image}")
+                });
+                let again = match package {
+                    Some(package) => format!("install Debian's {package} again"),
+                    None => "replace the file".to_owned(),
+                };
+                let others = format!("{again}, or give the vmlinux of this build: --debug-info FILE");
+                Some(fetch.into_iter().chain([others]).collect::<Vec<_>>().join("; "))
+            }
             Self::NoBuildId { .. } => {
                 Some("link the kernel with --build-id, or boot the file with the debug information itself".to_owned())
             }
@@ -203,6 +212,7 @@ fn search(
     Err(match last {
         Some(error) => DebugFileError::Unusable {
             spec,
+            image: kernel.debug_image(),
             package,
             source: Box::new(error),
         },

@@ -297,10 +297,8 @@ impl Replacement<'_> {
         }
         let found = self.sites.of(spec, self.may_fetch);
         let found = found.map_err(|error| SourceLinesError::of_sites(spec, error))?;
-        found
-            .note(spec)
-            .into_iter()
-            .for_each(|note| self.note(note));
+        let notes = found.notes(spec).into_iter();
+        notes.for_each(|note| self.note(note));
         for site in &found.sites {
             self.spellings.add(&site.spec, spec);
         }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use address::Gva;
 use debuginfo::{DebugInfo, InlinedError, LineError, LookupError};
+use errors::chain;
 use introspect::SymbolTable;
 use manifest::{Location, ProbeSpec, ProbeVariable};
 use thiserror::Error;
@@ -32,14 +33,6 @@ pub(crate) enum SiteError {
         spec: String,
         /// The cause.
         source: InlinedError,
-    },
-    /// The variables at the places.
-    #[error("cannot probe `{spec}`: its variables cannot be read")]
-    Variables {
-        /// The probe.
-        spec: String,
-        /// The cause.
-        source: LookupError,
     },
     /// All places are outside the kernel's functions.
     #[error(
@@ -97,8 +90,7 @@ impl SiteError {
                 matches!(source, LineError::NoFile { .. } | LineError::NoCode { .. })
             }
             Self::Inlined { source, .. } => matches!(source, InlinedError::NoCopy { .. }),
-            Self::Variables { .. }
-            | Self::Outside { .. }
+            Self::Outside { .. }
             | Self::OutsideModule { .. }
             | Self::Ambiguous { .. }
             | Self::AmbiguousInModule { .. }
@@ -210,6 +202,8 @@ pub(crate) struct Sites {
     pub(crate) sites: Vec<Site>,
     /// The number of places outside the kernel's functions.
     outside: usize,
+    /// Why no place has variables.
+    without_variables: Option<LookupError>,
 }
 
 impl Sites {
@@ -218,14 +212,20 @@ impl Sites {
         Self {
             sites: vec![Site::only(spec)],
             outside: 0,
+            without_variables: None,
         }
     }
 
     /// What the user has to know about the places of `spec`.
-    pub(crate) fn note(&self, spec: &ProbeSpec) -> Option<String> {
+    pub(crate) fn notes(&self, spec: &ProbeSpec) -> Vec<String> {
         let why = "they are outside of the functions that the kernel executes";
         let all = self.outside + self.sites.len();
-        (self.outside > 0).then(|| left_out(spec, self.outside, all, why))
+        let outside = (self.outside > 0).then(|| left_out(spec, self.outside, all, why));
+        let variables = self
+            .without_variables
+            .as_ref()
+            .map(|error| format!("hits of `{spec}` show no variables: {}", chain(error)));
+        [outside, variables].into_iter().flatten().collect()
     }
 }
 
@@ -251,8 +251,16 @@ pub(super) struct FoundPlace {
     pub(super) variables: Vec<ProbeVariable>,
 }
 
+/// The places of a probe.
+#[derive(Clone, Debug)]
+pub(super) struct FoundPlaces {
+    pub(super) places: Vec<FoundPlace>,
+    /// Why no place has variables.
+    pub(super) without_variables: Option<LookupError>,
+}
+
 /// The places in the file `info` of the line or the inlined copies of `spec`; none for another place.
-pub(super) fn places(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<FoundPlace>, SiteError> {
+pub(super) fn places(info: &DebugInfo, spec: &ProbeSpec) -> Result<FoundPlaces, SiteError> {
     let named = || spec.to_string();
     let places = match &spec.location {
         Location::Line { file, line } => {
@@ -276,17 +284,20 @@ pub(super) fn places(info: &DebugInfo, spec: &ProbeSpec) -> Result<Vec<FoundPlac
         | Location::Program(_) => Vec::new(),
     };
     check_number(spec, places.len())?;
-    let variables = info.variables(&places);
-    let variables = variables.map_err(|source| SiteError::Variables {
-        spec: named(),
-        source,
-    })?;
+    // Most probes do without.
+    let (variables, without_variables) = match info.variables(&places) {
+        Ok(variables) => (variables, None),
+        Err(error) => (vec![Vec::new(); places.len()], Some(error)),
+    };
     let found = places.iter().zip(variables);
     let found = found.map(|(place, variables)| FoundPlace {
         address: place.address,
         variables: variables.into_iter().map(ProbeVariable::from).collect(),
     });
-    Ok(found.collect())
+    Ok(FoundPlaces {
+        places: found.collect(),
+        without_variables,
+    })
 }
 
 fn check_number(spec: &ProbeSpec, found: usize) -> Result<(), SiteError> {
@@ -302,9 +313,13 @@ fn check_number(spec: &ProbeSpec, found: usize) -> Result<(), SiteError> {
 /// The probes at `places`, which are those of `spec`, each at the `location` of its address, if the address has one.
 pub(super) fn at_places(
     spec: &ProbeSpec,
-    places: Vec<FoundPlace>,
+    found: FoundPlaces,
     location: impl Fn(Gva) -> Result<Option<Location>, SiteError>,
 ) -> Result<Sites, SiteError> {
+    let FoundPlaces {
+        places,
+        without_variables,
+    } = found;
     let number = places.len();
     let first = places.first().map(|place| place.address);
     let mut sites = Vec::with_capacity(number);
@@ -325,6 +340,7 @@ pub(super) fn at_places(
         _ => Ok(Sites {
             outside: number - sites.len(),
             sites,
+            without_variables,
         }),
     }
 }
@@ -428,9 +444,11 @@ mod tests {
                     address: Gva(BASE + low),
                     variables: Vec::new(),
                 });
-                at_places(&line(), places.collect(), |at| {
-                    location(&line(), at, &kernel)
-                })
+                let found = FoundPlaces {
+                    places: places.collect(),
+                    without_variables: None,
+                };
+                at_places(&line(), found, |at| location(&line(), at, &kernel))
             };
             // The third is a replacement, in a section between `_einittext` and the next symbol.
             let found = at(&[0x20, 0x2120, 0x2a00]).expect("places");
@@ -441,12 +459,19 @@ mod tests {
                 .collect();
             assert_eq!(names, ["kprobe:entry+0x10", "kprobe:setup+0x10"]);
             assert_eq!(
-                found.note(&line()).as_deref(),
-                Some(
+                found.notes(&line()),
+                [
                     "of the 3 places of `kprobe:a.c:1`, 1 are left out: they are outside of the functions that the kernel executes"
-                )
+                ]
             );
-            assert_eq!(at(&[0x20]).expect("a place").note(&line()), None);
+            let one = at(&[0x20]).expect("a place");
+            assert_eq!(one.notes(&line()), [] as [&str; 0]);
+            let damaged = Sites {
+                without_variables: Some(LookupError::TooComplex),
+                ..one
+            };
+            let note = &damaged.notes(&line())[0];
+            assert!(note.starts_with("hits of `kprobe:a.c:1` show no variables: "));
             let error = at(&[0x2a00, 0x2b00]).expect_err("no place");
             assert!(!error.is_absence(), "{error}");
             assert_eq!(

@@ -3,11 +3,11 @@
 use std::str::FromStr;
 
 use manifest::program::{Aggregate, Filter, ProgramError};
-use manifest::{Action, Location, ProbeConfig, ProbeSpec, SpecError};
+use manifest::{Action, Location, ProbeConfig, ProbeSpec, ProbeVariable, SpecError};
 
 use super::names::shortened;
 use crate::api::{AddProbe, Problem, ProblemKind};
-use crate::limits::VARIABLES_PER_PROBE;
+use crate::limits::{VARIABLE_BYTES, VARIABLES_PER_PROBE};
 
 /// Parses and checks a probe. `pointer` is the JSON pointer to the probe in the body.
 pub(super) fn config(wanted: &AddProbe, pointer: &str) -> Result<ProbeConfig, Problem> {
@@ -64,6 +64,16 @@ pub(super) fn config(wanted: &AddProbe, pointer: &str) -> Result<ProbeConfig, Pr
         return Err(ProblemKind::Malformed
             .with(format!(
                 "a probe has at most {VARIABLES_PER_PROBE} variables"
+            ))
+            .at(format!("{pointer}/variables")));
+    }
+    let is_long = |variable: &ProbeVariable| {
+        variable.name.len() > VARIABLE_BYTES || variable.declared.len() > VARIABLE_BYTES
+    };
+    if config.variables.iter().any(is_long) {
+        return Err(ProblemKind::Malformed
+            .with(format!(
+                "the name and the type of a variable have at most {VARIABLE_BYTES} bytes"
             ))
             .at(format!("{pointer}/variables")));
     }

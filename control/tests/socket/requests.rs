@@ -120,12 +120,25 @@ fn a_probe_has_a_program() {
         ..with("kretprobe:one", None, None)
     };
     let too_many_variables = AddProbe {
-        variables: vec![variable; 21],
+        variables: vec![variable.clone(); 21],
+        ..with("kprobe:one", None, None)
+    };
+    let long_variable = AddProbe {
+        variables: vec![ProbeVariable {
+            name: "n".repeat(261),
+            ..variable.clone()
+        }],
         ..with("kprobe:one", None, None)
     };
     const VARIABLES: &str =
         "`variables` are for the events of a probe at an instruction of the kernel";
     let wrong = [
+        (
+            long_variable,
+            ProblemKind::Malformed,
+            "/variables",
+            "the name and the type of a variable have at most 260 bytes",
+        ),
         (
             counted_with_variables,
             ProblemKind::Contradictory,

@@ -210,3 +210,54 @@ void begin(void) { f(1, 2); f(2, 0); }
     );
     assert_eq!(names(15), ["n: long int", "other: long int"]);
 }
+
+#[test]
+fn declaration_within_a_function_does_not_hide_the_frame_of_a_copy_behind() {
+    const A_C: &str = "\
+volatile long sink;
+static inline __attribute__((always_inline)) void leaf(long n, long *at)
+{
+	long local = n + sink;
+	*at = local;
+	sink = local;
+}
+void f(long n)
+{
+	long here = 3;
+	{ extern void elsewhere(void); if (n == -1) elsewhere(); }
+	leaf(n, &here);
+	sink = here;
+}
+void elsewhere(void) { sink = 1; }
+void begin(void) { f(1); }
+";
+    let flags = ["-O0", "-fno-asynchronous-unwind-tables"];
+    for version in ["-gdwarf-4", "-gdwarf-5"] {
+        let info = program(A_C, &[&flags[..], &[version]].concat());
+        let places = info.places_of_line("a.c", 5).expect("a line");
+        let found = info.variables(&places).expect("variables");
+        let found: Vec<String> = found.concat().iter().map(shown).collect();
+        let names: Vec<&str> = found
+            .iter()
+            .filter(|text| text.contains("(%rbp)"))
+            .map(|text| text.split(':').next().expect("a name"))
+            .collect();
+        assert_eq!(names, ["n", "at", "local"], "{found:?}");
+    }
+}
+
+#[test]
+fn value_of_16_bytes_has_no_operand() {
+    const A_C: &str = "\
+volatile long sink; struct pair { long a, b; };
+__attribute__((noinline)) void f(struct pair *const p)
+{
+	unsigned __int128 big = 5;
+	sink = (long)big;
+	sink = p->a;
+}
+void begin(void) { struct pair p = {1, 2}; f(&p); }
+";
+    let info = program(A_C, &[]);
+    assert_eq!(at_line(&info, 5), ["p: struct pair *const: 8@%rdi"]);
+}

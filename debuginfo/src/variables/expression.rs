@@ -53,23 +53,14 @@ impl Values {
         attributes: &[Attribute<Slice<'a>>],
         budget: &mut Budget,
     ) -> Result<Option<OperandPlace>, LookupError> {
-        let failed = damaged(offset_of(unit));
         for attribute in attributes {
             match (attribute.name(), attribute.value()) {
                 (gimli::DW_AT_location, AttributeValue::Exprloc(expression)) => {
                     return self.place(unit, expression, budget);
                 }
                 (gimli::DW_AT_location, value) => {
-                    let Some(mut list) = unit.attr_locations(value).map_err(&failed)? else {
-                        return Ok(None);
-                    };
-                    while let Some(entry) = list.next().map_err(&failed)? {
-                        budget.spend(1)?;
-                        if (entry.range.begin..entry.range.end).contains(&self.address) {
-                            return self.place(unit, entry.data, budget);
-                        }
-                    }
-                    return Ok(None);
+                    let found = self.listed(unit, value, budget)?;
+                    return found.map_or(Ok(None), |found| self.place(unit, found, budget));
                 }
                 (gimli::DW_AT_const_value, value) => {
                     // Compilers write only negative numbers with a sign.
@@ -83,6 +74,37 @@ impl Values {
             }
         }
         Ok(None)
+    }
+
+    /// The expression at the address in the list of an attribute's `value`.
+    fn listed<'a>(
+        &self,
+        unit: UnitRef<'_, Slice<'a>>,
+        value: AttributeValue<Slice<'a>>,
+        budget: &mut Budget,
+    ) -> Result<Option<Expression<Slice<'a>>>, LookupError> {
+        let failed = damaged(offset_of(unit));
+        let Some(offset) = unit.attr_locations_offset(value).map_err(&failed)? else {
+            return Ok(None);
+        };
+        // Not each entry of a list makes a location, and many variables may share a list.
+        let mut entries = unit.raw_locations(offset).map_err(&failed)?;
+        while entries.next().map_err(&failed)?.is_some() {
+            budget.spend(1)?;
+        }
+        let mut list = unit.locations(offset).map_err(&failed)?;
+        let mut default = None;
+        while let Some(entry) = list.next().map_err(&failed)? {
+            match (entry.range.begin, entry.range.end) {
+                // The location where no other is.
+                (0, u64::MAX) => default = Some(entry.data),
+                (begin, end) if (begin..end).contains(&self.address) => {
+                    return Ok(Some(entry.data));
+                }
+                _ => (),
+            }
+        }
+        Ok(default)
     }
 
     fn place(

@@ -1,10 +1,11 @@
 //! The address of a function's frame, by `.debug_frame`.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use gimli::{
-    BaseAddresses, CfaRule, CieOrFde, DebugFrame, DebugFrameOffset, EndianSlice, LittleEndian,
-    UnwindContext, UnwindSection as _,
+    BaseAddresses, CfaRule, CieOrFde, CommonInformationEntry, DebugFrame, DebugFrameOffset,
+    EndianSlice, LittleEndian, UnwindContext, UnwindSection as _,
 };
 
 use super::expression::{Sum, register};
@@ -14,10 +15,17 @@ use crate::reader::Slice;
 
 /// x86-64.
 const ADDRESS_BYTES: u8 = 8;
+/// The instructions of a common entry are executed for each address. Compilers write some 20 bytes.
+const MAX_COMMON_BYTES: usize = 4096;
+
+/// What the descriptions of many functions have in common.
+type Common<'a> = CommonInformationEntry<Slice<'a>>;
 
 /// The functions with a description of their frames.
 pub(super) struct Frames<'a> {
     section: DebugFrame<Slice<'a>>,
+    /// By their offsets in the section; `None` for one that is not used.
+    common: HashMap<usize, Option<Common<'a>>>,
     /// The code and the offset in the section, in ascending order.
     functions: Vec<(Range<u64>, usize)>,
     context: UnwindContext<usize>,
@@ -25,20 +33,29 @@ pub(super) struct Frames<'a> {
 
 impl<'a> Frames<'a> {
     /// Lists the functions in `bytes`. Those behind a damaged one have no frame.
-    pub(super) fn index(bytes: &'a [u8], budget: &mut Budget) -> Self {
+    pub(super) fn index(bytes: &'a [u8], budget: &mut Budget) -> Result<Self, LookupError> {
         let mut section = DebugFrame::from(EndianSlice::new(bytes, LittleEndian));
         section.set_address_size(ADDRESS_BYTES);
         let bases = BaseAddresses::default();
-        let mut functions = Vec::new();
+        let (mut common, mut functions) = (HashMap::new(), Vec::new());
         let mut entries = section.entries(&bases);
         while let Ok(Some(entry)) = entries.next() {
+            budget.spend(1)?;
             let CieOrFde::Fde(partial) = entry else {
                 continue;
             };
-            if budget.spend(1).is_err() {
-                break;
-            }
-            let Ok(function) = partial.parse(DebugFrame::cie_from_offset) else {
+            let DebugFrameOffset(offset) = partial.cie_offset();
+            let known = common.entry(offset).or_insert_with(|| {
+                let found = section.cie_from_offset(&bases, DebugFrameOffset(offset));
+                found
+                    .ok()
+                    .filter(|found| found.entry_len() <= MAX_COMMON_BYTES)
+            });
+            budget.spend(1)?;
+            let Some(known) = known else {
+                continue;
+            };
+            let Ok(function) = partial.parse(|_, _, _| Ok(known.clone())) else {
                 continue;
             };
             let start = function.initial_address();
@@ -46,11 +63,12 @@ impl<'a> Frames<'a> {
             functions.push((start..end, function.offset()));
         }
         functions.sort_by_key(|(code, _)| code.start);
-        Self {
+        Ok(Self {
             section,
+            common,
             functions,
             context: UnwindContext::new(),
-        }
+        })
     }
 
     /// The frame's address in the code at `address`: the stack pointer in front of the call of the function. `None` if it is no sum of a register and
@@ -71,13 +89,15 @@ impl<'a> Frames<'a> {
         }
         let bases = BaseAddresses::default();
         let offset = DebugFrameOffset(*offset);
-        let found = self
-            .section
-            .fde_from_offset(&bases, offset, DebugFrame::cie_from_offset);
+        let common = &self.common;
+        let found = self.section.fde_from_offset(&bases, offset, |_, _, of| {
+            let known = common.get(&of.0).and_then(Option::as_ref);
+            known.cloned().ok_or(gimli::Error::NotCieId(of.0 as u64))
+        });
         let Ok(function) = found else {
             return Ok(None);
         };
-        budget.spend(function.entry_len())?;
+        budget.spend(function.entry_len() + function.cie().entry_len())?;
         let row =
             function.unwind_info_for_address(&self.section, &bases, &mut self.context, address);
         let Ok(row) = row else {

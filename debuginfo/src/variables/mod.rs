@@ -26,7 +26,7 @@ use crate::scopes::{ScopeEntry, SourcePlace};
 use crate::unit_reader::UnitReader;
 use crate::units;
 
-/// The most variables that a scope is searched for: those of inner blocks may hide others.
+/// The most variables of a scope that are looked at: those of inner blocks may hide others.
 const MAX_CANDIDATES: usize = 1024;
 
 /// The variables at each of `places`, at most [`Signature::MAX_VARIABLES`] of each.
@@ -38,7 +38,7 @@ pub(crate) fn find(
     let mut budget = contents.budget();
     let mut search = Search {
         types: Types::new(&reader, &contents.list.units),
-        frames: Frames::index(&contents.parts.frames, &mut budget),
+        frames: Frames::index(&contents.parts.frames, &mut budget)?,
         contents,
         reader: &reader,
         budget,
@@ -81,6 +81,7 @@ impl<'a> Search<'_, 'a> {
             unwound,
         };
         let mut candidates: Vec<Candidate> = Vec::new();
+        let mut looked_at = 0;
         let types = &mut self.types;
         blocks::visit(
             unit,
@@ -88,9 +89,10 @@ impl<'a> Search<'_, 'a> {
             address,
             &mut self.budget,
             |kind, attributes, budget| {
-                if candidates.len() == MAX_CANDIDATES || is_elsewhere(attributes) {
+                if looked_at == MAX_CANDIDATES || is_elsewhere(attributes) {
                     return Ok(());
                 }
+                looked_at += 1;
                 let Some(Described { name, ty, origin }) =
                     types.described(unit, attributes, budget)?
                 else {
@@ -155,6 +157,9 @@ fn is_elsewhere(attributes: &[Attribute<Slice<'_>>]) -> bool {
 /// The value of the type `ty` at `place`; `None` for a type that does not fit into a word.
 fn sized(place: OperandPlace, ty: &CType) -> Option<SizedOperand> {
     let bytes = u8::try_from(ty.bytes?).ok()?;
+    if !matches!(bytes, 1 | 2 | 4 | 8) {
+        return None;
+    }
     let operand = SizedOperand {
         bytes,
         is_signed: ty.is_signed,
@@ -171,5 +176,5 @@ fn sized(place: OperandPlace, ty: &CType) -> Option<SizedOperand> {
         }
         OperandPlace::Memory(_) | OperandPlace::Address(_) => place,
     };
-    matches!(bytes, 1 | 2 | 4 | 8).then_some(SizedOperand { place, ..operand })
+    Some(SizedOperand { place, ..operand })
 }

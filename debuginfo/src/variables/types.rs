@@ -16,6 +16,8 @@ use crate::units::UnitIndex;
 const MAX_REFERENCES: usize = 8;
 /// `const char *const *` takes five; a longer chain is a cycle.
 const MAX_NESTING: usize = 16;
+/// The most types that are kept, some 30 MB.
+const MAX_KNOWN: usize = 1 << 16;
 /// Longer names and types are cut.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -180,6 +182,9 @@ impl<'d, 'a> Types<'d, 'a> {
         };
         let ty = ty.shortened();
         budget.spend_string(ty.declared.len())?;
+        if self.known.len() == MAX_KNOWN {
+            self.known.clear();
+        }
         self.known.insert(offset, ty.clone());
         Ok(ty)
     }

@@ -113,6 +113,21 @@ impl Btf {
         self.find(name, &[format::VARIABLE])
     }
 
+    /// The number of structs, unions, enums and typedefs called `name`. Different files may have different types of one name.
+    #[must_use]
+    pub fn are_named(&self, name: &str) -> usize {
+        const KINDS: [u8; 7] = [
+            format::STRUCT,
+            format::UNION,
+            format::ENUM,
+            format::ENUM64,
+            format::TYPEDEF,
+            format::INT,
+            format::FLOAT,
+        ];
+        self.find_all(name, &KINDS).count()
+    }
+
     /// The function called `name`, the first of several.
     #[must_use]
     pub fn function_named(&self, name: &str) -> Option<TypeId> {

@@ -15,11 +15,41 @@ pub(super) fn kind(types: &Btf, declared: &str) -> Kind {
 }
 
 /// The enum or the type `declared` by its name alone.
-pub(super) fn named(types: &Btf, declared: &str) -> Option<TypeId> {
+fn named(types: &Btf, declared: &str) -> Option<TypeId> {
     match words(declared)[..] {
         ["enum", name] => types.enum_named(name),
         [name] => types.type_named(name),
         _ => None,
+    }
+}
+
+/// The same, if there is no other of the name.
+pub(super) fn sole_named(types: &Btf, declared: &str) -> Option<TypeId> {
+    named(types, declared).filter(|_| is_sole(types, declared))
+}
+
+/// The same as [`pointee`], if there is no other struct of the name.
+pub(super) fn sole_pointee(types: &Btf, declared: &str) -> Option<Pointee> {
+    let declared = unqualified(declared);
+    let target = declared.strip_suffix('*')?;
+    pointee(types, declared).filter(|_| is_sole(types, target))
+}
+
+/// Drivers may have different structs and enums of one name.
+fn is_sole(types: &Btf, declared: &str) -> bool {
+    let name = words(declared).pop();
+    name.is_some_and(|name| types.are_named(name) == 1)
+}
+
+/// A pointer without the qualifiers behind its star.
+fn unqualified(declared: &str) -> &str {
+    const QUALIFIERS: [&str; 3] = ["const", "volatile", "restrict"];
+    let behind = declared.rfind('*').map_or(0, |star| star + 1);
+    let (pointer, words) = declared.split_at(behind);
+    let mut words = words.split_whitespace();
+    match words.all(|word| QUALIFIERS.contains(&word)) {
+        true if behind > 0 => pointer,
+        _ => declared,
     }
 }
 
@@ -34,7 +64,7 @@ pub(super) fn pointer(declared: &str) -> Option<Kind> {
     if declared.contains("(*)") {
         return Some(Kind::Pointer);
     }
-    let target = declared.strip_suffix('*')?;
+    let target = unqualified(declared).strip_suffix('*')?;
     Some(match target.trim() {
         "const char" | "char const" => Kind::String,
         _ => Kind::Pointer,

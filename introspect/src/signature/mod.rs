@@ -51,6 +51,10 @@ pub struct Parameter {
 }
 
 impl Parameter {
+    fn is_integer(&self) -> bool {
+        matches!(self.shape.kind, Kind::Integer { .. })
+    }
+
     /// The types of the value and of what it points to.
     fn kinds(&self) -> impl Iterator<Item = Kind> {
         let members = self.pointee.iter().flat_map(|pointee| &pointee.members);
@@ -132,7 +136,7 @@ impl Signature {
             pointee: Pointee::of(types, param.ty),
         });
         let mut params: Vec<Parameter> = params.collect();
-        buffers_are_no_strings(&mut params);
+        buffers_are_no_strings(&mut params, Parameter::is_integer);
         let returns = types.stripped(prototype.returns) != Some(TypeId::VOID);
         let returns = returns.then(|| Shape::new(types, prototype.returns));
         let kinds = params.iter().flat_map(Parameter::kinds);
@@ -143,6 +147,13 @@ impl Signature {
             returns,
             names,
         })
+    }
+
+    /// Whether the values are those of variables.
+    #[must_use]
+    pub fn is_of_variables(&self) -> bool {
+        let is_operand = |param: &Parameter| matches!(param.place, ValuePlace::Operand(_));
+        self.params.iter().any(is_operand)
     }
 
     /// Whether a parameter needs more than the registers: a string, a word of the stack, or a variable in memory. Small structs are extra.
@@ -174,14 +185,14 @@ impl Signature {
     }
 }
 
-/// A pointer to characters with a length behind it is a buffer.
-fn buffers_are_no_strings(params: &mut [Parameter]) {
+/// A pointer to characters with a length behind it is a buffer. A length is an integer, or a variable `may_be_length` that has one's name.
+fn buffers_are_no_strings(params: &mut [Parameter], may_be_length: impl Fn(&Parameter) -> bool) {
     let is_length = |param: &Parameter| {
         let is_named = |length: &&str| match param.name.strip_prefix(*length) {
             Some(rest) => rest.is_empty() || length.len() > 1,
             None => param.name.ends_with(&format!("_{length}")),
         };
-        matches!(param.shape.kind, Kind::Integer { .. }) && LENGTHS.iter().any(is_named)
+        may_be_length(param) && LENGTHS.iter().any(is_named)
     };
     let before_length: Vec<bool> = params.iter().skip(1).map(is_length).collect();
     for (param, is_buffer) in params.iter_mut().zip(before_length) {

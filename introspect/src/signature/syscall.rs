@@ -32,7 +32,7 @@ impl Signature {
             pointee: pointee(types, &argument.declared),
         });
         let mut params: Vec<Parameter> = params.collect();
-        buffers_are_no_strings(&mut params);
+        buffers_are_no_strings(&mut params, Parameter::is_integer);
         for (param, argument) in params.iter_mut().zip(arguments) {
             if PATHS.iter().any(|path| argument.name.ends_with(path)) {
                 param.shape.kind = kind(types, &argument.declared);

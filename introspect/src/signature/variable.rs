@@ -1,6 +1,6 @@
 //! The variables of a function at an instruction, as debug information describes them.
 
-use super::declared::{named, pointee, pointer};
+use super::declared::{pointer, sole_named, sole_pointee};
 use super::names::EnumNames;
 use super::{
     Kind, MAX_DECLARED_BYTES, MAX_NAME_BYTES, Parameter, Shape, Signature, ValuePlace,
@@ -45,11 +45,11 @@ impl Signature {
                 },
                 pointee: types
                     .filter(|_| operand.is_some())
-                    .and_then(|types| pointee(types, declared)),
+                    .and_then(|types| sole_pointee(types, declared)),
             }
         });
         let mut params: Vec<Parameter> = params.collect();
-        buffers_are_no_strings(&mut params);
+        buffers_are_no_strings(&mut params, |_| true);
         let names = match types {
             Some(types) => EnumNames::new(types, params.iter().flat_map(Parameter::kinds)),
             None => EnumNames::default(),
@@ -79,9 +79,14 @@ fn kind_of_operand(types: Option<&Btf>, declared: &str, operand: SizedOperand) -
     if matches!(declared, "bool" | "_Bool") {
         return Kind::Bool;
     }
-    let named = types.and_then(|types| Some(Kind::of(types, named(types, declared)?)));
+    if declared.starts_with("struct ") || declared.starts_with("union ") {
+        return Kind::Word { bytes };
+    }
+    let named = types.and_then(|types| Some(Kind::of(types, sole_named(types, declared)?)));
     match named {
         Some(Kind::Bool) if bytes == 1 => Kind::Bool,
+        // A typedef of a pointer.
+        Some(pointer @ (Kind::Pointer | Kind::String)) if bytes == 8 => pointer,
         Some(Kind::Enum {
             ty, bytes: size, ..
         }) if size == bytes => Kind::Enum {
@@ -139,6 +144,9 @@ mod tests {
             ("const char *", "8@%rdi"),
             ("int (*)(…)", "8@%rdi"),
             ("struct kiocb", ""),
+            ("struct file *const", "8@%rdi"),
+            ("const char *const volatile", "8@%rdi"),
+            ("struct fd", "8@%rdi"),
         ];
         let expected = [
             int(8, true),
@@ -150,6 +158,9 @@ mod tests {
             Kind::String,
             Kind::Pointer,
             Kind::Larger,
+            Kind::Pointer,
+            Kind::String,
+            Kind::Word { bytes: 8 },
         ];
         let types = types();
         for types in [None, Some(&types)] {
@@ -176,6 +187,17 @@ mod tests {
         let [first, _, last] = &variables;
         let in_registers = [first.clone(), last.clone()];
         assert!(!Signature::of_variables(Some(&types), &in_registers).needs_memory());
+        // Of two enums of one name, none is meant.
+        let mut blob = Blob::new();
+        for first in ["A", "B"] {
+            blob.enumeration("order", false, &[(first, 0)]);
+        }
+        let two = Btf::parse(blob.finish()).expect("types");
+        let integer = Kind::Integer {
+            bytes: 4,
+            signed: false,
+        };
+        assert_eq!(kinds(Some(&two), &[("enum order", "4@%eax")]), [integer]);
         // An enum of another size than the operand's is another enum.
         assert_eq!(
             kinds(Some(&types), &[("enum order", "1@%al")]),
@@ -184,6 +206,19 @@ mod tests {
                 signed: false
             }]
         );
+    }
+
+    #[test]
+    fn buffer_is_no_string_although_its_length_has_no_value() {
+        for operand in ["", "8@%rdx"] {
+            let variables = [
+                variable("buf", "const char *", "8@%rsi"),
+                variable("count", "size_t", operand),
+            ];
+            let signature = Signature::of_variables(None, &variables);
+            assert_eq!(signature.params[0].shape.kind, Kind::Pointer);
+            assert!(!signature.needs_memory());
+        }
     }
 
     #[test]

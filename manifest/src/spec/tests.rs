@@ -373,6 +373,9 @@ fn watched_data_of_a_module_has_a_length() {
     for text in ["watch:x:4:r", "watch:x:rw", "watch:0x10:4:r"] {
         assert_eq!(parsed(text).module, None, "{text}");
     }
+    // A variable may be called as an access.
+    let called = ["watch:m:r:4", "watch:m:w:4:rw", "watch:8021q:x:4"];
+    assert!(called.iter().all(|text| parsed(text).module.is_some()));
 }
 
 #[test]
@@ -439,6 +442,12 @@ fn unsuitable_watchpoints_are_refused_with_a_remedy() {
             "the length of a module's variable is not known",
             "y:w",
             Some("write watch:MODULE:NAME:8, for 8 bytes"),
+        ),
+        (
+            "watch:0x10:y:8",
+            "`y` is not a length of watched data: 1 to 4096 bytes",
+            "y",
+            Some("write watch:NAME:8, or watch:MODULE:NAME:8 for data of a module"),
         ),
         (
             "watch:m.ko:y:8",

@@ -97,7 +97,7 @@ impl fmt::Display for WatchedData {
 /// Parses `BASE`, `BASE:LENGTH`, `BASE:ACCESS` and `BASE:LENGTH:ACCESS`. With `MODULE:` in front, the name of the module is returned, too.
 pub(super) fn parse(place: Piece<'_>) -> Result<(Option<Piece<'_>>, WatchedData), SpecError> {
     let (module, data) = match place.split(':') {
-        Some((module, data)) if !is_behind_base(data) => (Some(module), data),
+        Some((module, data)) if is_module(module) && !is_behind_base(data) => (Some(module), data),
         _ => (None, place),
     };
     let (base, behind) = match data.split(':') {
@@ -122,13 +122,16 @@ pub(super) fn parse(place: Piece<'_>) -> Result<(Option<Piece<'_>>, WatchedData)
     Ok((module, data))
 }
 
-/// Whether `text` is what follows a variable or an address: a length or an access. The name of a variable does not begin with a digit.
+/// Whether the first piece may be a module: the names of some begin with a digit, and addresses do.
+fn is_module(text: Piece<'_>) -> bool {
+    parse_address(text).is_err()
+}
+
+/// Whether `text` is what follows a variable or an address: a length or an access. The name of a variable does not begin with a digit. Nothing follows an
+/// access, so `r:4` is a variable of a module.
 fn is_behind_base(text: Piece<'_>) -> bool {
-    let first = text.split(':').map_or(text.text, |(first, _)| first.text);
-    first.is_empty()
-        || first.starts_with(|first: char| !is_in_name(first))
-        || WatchedAccess::parse(first).is_some()
-        || !text.text.contains(':')
+    let first = text.split(':').map(|(first, _)| first.text);
+    first.is_none_or(|first| !first.starts_with(is_in_name))
 }
 
 /// Whether a name may begin with the character.

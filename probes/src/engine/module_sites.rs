@@ -9,7 +9,7 @@ use manifest::ProbeSpec;
 use crate::engine::module_tracepoints;
 use crate::engine::running::Running;
 use crate::engine::typed::{shows_types, signature_in_module, signature_of_tracepoint};
-use crate::module::{LoadedModule, ModuleCode, TextSymbols};
+use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
 use crate::registry::Probe;
 use crate::resolve::module_tracepoints::{
     ModuleSite, PassedTracepoint, in_module as tracepoints_in_module,
@@ -38,7 +38,7 @@ pub(crate) struct FoundSite {
 /// Finds the sites of probes in a module.
 pub(crate) struct ModuleSites<'m> {
     code: ModuleCode<'m>,
-    symbols: TextSymbols<'m>,
+    symbols: ModuleSymbols<'m>,
     passed: Vec<PassedTracepoint>,
     running: &'m Running,
     types: TypesOf<'m>,
@@ -51,7 +51,7 @@ impl<'m> ModuleSites<'m> {
                 module,
                 planter: &running.planter,
             },
-            symbols: TextSymbols::new(module),
+            symbols: ModuleSymbols::new(module.module()),
             passed: match module.tracepoints() {
                 Some(_) => module_tracepoints::passed(running),
                 None => Vec::new(),

@@ -34,10 +34,10 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::module::LoadedModule;
+use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
-use crate::resolve::{Place, ProbeNumber, ResolveProblem};
+use crate::resolve::{Place, ProbeNumber, ResolveProblem, in_module};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
@@ -108,7 +108,15 @@ impl ModuleWatch {
             ModuleEvent::InitFreed => self.module_init_is_freed(),
             ModuleEvent::Unloading => self.module_is_unloaded(address),
         }
-        if let Err(error) = self.armer.reconcile(paused) {
+        let mut reconciled = self.armer.reconcile(paused);
+        if let Err(error) = &reconciled
+            && event == ModuleEvent::Loaded
+            && self.probes.refuse_pending_watches(error)
+        {
+            // Pages that cannot be protected do not concern the other probes.
+            reconciled = self.armer.reconcile(paused);
+        }
+        if let Err(error) = reconciled {
             match event {
                 ModuleEvent::Loaded => self.probes.refuse_pending(&error),
                 _ => self
@@ -119,12 +127,23 @@ impl ModuleWatch {
         Ok(())
     }
 
-    /// Reads all modules anew, after a time without a watch on modules.
+    /// Reads all modules anew, after a time without a watch on modules, or for new probes. Watchpoints stay where they are if each unload since has been
+    /// seen: a module that is going still writes its data.
     pub(crate) fn look_for_modules(&self) {
-        self.running.modules.forget();
+        let has_seen_all = self.plants.see_modules_go_now();
+        let before = std::mem::take(&mut *self.running.modules.lock());
         for probe in self.probes.list.load().iter() {
-            if is_bound_to(probe, |_| true) {
-                self.lose_place(probe);
+            let place = probe.place().filter(|_| probe.in_module.is_some());
+            let Some(place) = place else {
+                continue;
+            };
+            let module = place.module.and_then(|address| before.get(&address));
+            match module.filter(|_| has_seen_all && probe.is_watch()) {
+                // There is room: the modules before were no fewer.
+                Some(module) => {
+                    let _ = self.running.modules.keep(Arc::clone(module));
+                }
+                None => self.lose_place(probe),
             }
         }
         let Some(located) = self
@@ -254,8 +273,11 @@ impl ModuleWatch {
             let Some(spec) = spec.filter(|_| may_be_in(probe, &module)) else {
                 continue;
             };
+            if read == Read::FromList && !self.may_bind_now(probe, module.module()) {
+                continue;
+            }
             match sites.of(probe, spec) {
-                Err(problem) if is_expected(probe.status.state(), &problem) => {
+                Err(problem) if read == Read::FromList && is_expected(probe, &problem) => {
                     probe.set_signature(None);
                     probe.set_record(None);
                 }
@@ -285,6 +307,45 @@ impl ModuleWatch {
         }
         if after.len() != before.len() {
             self.probes.list.store(Arc::new(after));
+        }
+    }
+
+    /// Whether the probe can be bound to a module of the guest's list. A module that is coming may still fail before its init function, and its memory is
+    /// freed without an event: its data is watched from the init function on.
+    fn may_bind_now(&self, probe: &Probe, module: &Module) -> bool {
+        let is_bound = || {
+            let place = probe.place();
+            place.is_some_and(|place| place.module == Some(module.address()))
+        };
+        !probe.is_watch() || (module.state() != ModuleState::Coming && !is_bound())
+    }
+
+    /// Binds the watchpoints that have waited for the end of the init function of `module`.
+    fn bind_watches(&self, module: &LoadedModule) {
+        let code = ModuleCode {
+            module,
+            planter: &self.running.planter,
+        };
+        let symbols = ModuleSymbols::new(module.module());
+        for probe in self.probes.list.load().iter() {
+            let is_waiting = probe.is_watch()
+                && probe.status.state() == ProbeState::Pending
+                && probe.place().is_none()
+                && may_be_in(probe, module);
+            let Some(spec) = probe.in_module.as_ref().filter(|_| is_waiting) else {
+                continue;
+            };
+            let found = in_module(module, &code, &symbols, spec);
+            match found.map(|mut found| found.pop().map(|site| site.place)) {
+                Ok(Some(Ok(place))) => probe.set_place(Some(place)),
+                Ok(Some(Err(refusal))) => self.probes.refuse(probe, refusal.to_string()),
+                Ok(None) => (),
+                Err(problem) => {
+                    let spec = spec.to_string();
+                    self.probes
+                        .refuse(probe, ResolveError { spec, problem }.to_string());
+                }
+            }
         }
     }
 
@@ -347,7 +408,10 @@ impl ModuleWatch {
                 // Other modules may be loaded at the address of the init text.
                 let now = LoadedModule::new(now, &self.running.planter, &paging);
                 let tracepoints = module.tracepoints().cloned();
-                self.keep(&Arc::new(now.with_tracepoints(tracepoints)));
+                let now = Arc::new(now.with_tracepoints(tracepoints));
+                if self.keep(&now) {
+                    self.bind_watches(&now);
+                }
             }
             for probe in self.probes.list.load().iter() {
                 let in_init = |place: &Place| place.init && place.module == Some(module.address());
@@ -376,8 +440,10 @@ impl ModuleWatch {
     }
 }
 
-/// Whether a probe in `state` need not be told that it has no place in a module: the module's init function has run, and its text is gone. Another
+/// Whether `probe` need not be told that it has no place in a module of the guest's list: the module's init function has run, and its text is gone. Another
 /// build of a module may have that text: a probe with a build is refused there, also if an earlier load had the probe's build.
-pub(crate) const fn is_expected(state: ProbeState, problem: &ResolveProblem) -> bool {
-    matches!(state, ProbeState::Gone) && !matches!(problem, ResolveProblem::OtherBuild { .. })
+pub(crate) fn is_expected(probe: &Probe, problem: &ResolveProblem) -> bool {
+    probe.status.state() == ProbeState::Gone
+        && !probe.is_watch()
+        && !matches!(problem, ResolveProblem::OtherBuild { .. })
 }

@@ -22,7 +22,7 @@ use crate::engine::running::Running;
 use crate::engine::typed::{shows_types, signature_for};
 use crate::handler::Shared;
 use crate::inject::Injector;
-use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
+use crate::registry::{Interests, Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
 use crate::resolve::{ProbeNumber, ProgramProblem, Resolved, WatchProblem, resolve};
 use crate::tracepoint_record::{RecordAtSite, TracepointRecord, tracepoint_of};
@@ -158,8 +158,10 @@ impl ProbeList {
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
-                    .showing(arguments, *stack)
-                    .with_variables(variables);
+                    .showing(arguments, *stack);
+                if spec.module.is_some() {
+                    probe = probe.with_variables(variables);
+                }
                 probe.set_signature(signature);
                 probe.set_record(self.record_for(&probe));
                 self.running.prepare(&probe);
@@ -218,7 +220,12 @@ impl ProbeList {
         }
     }
 
+    /// Refuses `probe`. Accesses to a module's data from now on are not seen, and another load may be watched.
     pub(crate) fn refuse(&self, probe: &Probe, reason: String) {
+        let is_new = probe.status.state() != ProbeState::Refused;
+        if is_new && probe.is_watch() && probe.in_module.is_some() {
+            probe.counters.miss(Missed::Unprotected);
+        }
         self.reporter
             .note(Some(probe), format!("cannot be armed: {reason}"));
         probe.status.set_state(ProbeState::Refused, Some(reason));
@@ -229,14 +236,27 @@ impl ProbeList {
 
     /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
     pub(crate) fn refuse_pending(&self, error: &ArmError) {
+        self.refuse_pending_of(error, |_| true);
+    }
+
+    /// Refuses the pending watchpoints. Returns whether there are any.
+    pub(crate) fn refuse_pending_watches(&self, error: &ArmError) -> bool {
+        self.refuse_pending_of(error, Probe::is_watch)
+    }
+
+    fn refuse_pending_of(&self, error: &ArmError, is_refused: impl Fn(&Probe) -> bool) -> bool {
         let reason = chain(error);
-        for probe in
-            self.list.load().iter().filter(|probe| {
-                probe.status.state() == ProbeState::Pending && probe.place().is_some()
-            })
-        {
+        let list = self.list.load();
+        let is_pending = |probe: &&Arc<Probe>| {
+            probe.status.state() == ProbeState::Pending && probe.place().is_some()
+        };
+        let mut has_refused = false;
+        let pending = list.iter().filter(is_pending);
+        for probe in pending.filter(|probe| is_refused(probe)) {
             self.refuse(probe, reason.clone());
+            has_refused = true;
         }
+        has_refused
     }
 
     /// Whether followed calls return to a module.

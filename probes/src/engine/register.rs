@@ -119,6 +119,13 @@ impl Engine {
             added
                 .iter()
                 .for_each(|probe| self.probes.forget_interest(probe));
+            if added.iter().any(|probe| probe.in_module.is_some()) {
+                // The look has changed the states of the others.
+                self.module_watch.look_for_modules();
+                if let Err(error) = self.armer.reconcile(paused) {
+                    self.probes.refuse_pending(&error);
+                }
+            }
             return Err(error.into());
         }
         Ok(ids)

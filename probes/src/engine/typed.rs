@@ -17,7 +17,7 @@ use text::general_register;
 use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
-use crate::module::{ModuleCode, TextSymbols};
+use crate::module::{ModuleCode, ModuleSymbols};
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place, syscalls};
 
@@ -79,7 +79,7 @@ fn signature_of_variables(types: Option<&Btf>, variables: &[Variable]) -> Arc<Si
 pub(crate) fn signature_in_module(
     types: impl FnOnce() -> Option<Btf>,
     code: &ModuleCode<'_>,
-    symbols: &TextSymbols<'_>,
+    symbols: &ModuleSymbols<'_>,
     probe: &Probe,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -92,7 +92,7 @@ pub(crate) fn signature_in_module(
     let function = function_of_entry(place, |start| {
         code.bytes(start, ENDBR64.len() as u64) == ENDBR64
     })?;
-    if symbols.named(function).len() > 1 {
+    if symbols.text(function).len() > 1 {
         return None;
     }
     Signature::of_function(&types()?, function)

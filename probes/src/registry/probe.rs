@@ -171,6 +171,13 @@ impl Probe {
         }
     }
 
+    /// Whether hits show variables.
+    pub(crate) fn shows_variables(&self) -> bool {
+        let signature = self.signature.load();
+        let signature = signature.as_ref();
+        signature.is_some_and(|signature| signature.is_of_variables())
+    }
+
     /// Whether each hit shows memory.
     pub(crate) fn reads_memory(&self) -> bool {
         matches!(self.purpose, Purpose::Trace)

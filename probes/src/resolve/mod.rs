@@ -34,7 +34,7 @@ use manifest::{Location, ProbeKind, ProbeSpec};
 
 use crate::code::KernelCode;
 use crate::kernel::Kernel;
-use crate::module::{LoadedModule, TextSymbols};
+use crate::module::{LoadedModule, ModuleSymbols};
 
 pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
@@ -229,7 +229,7 @@ fn resolve_sites(
 pub(crate) fn in_module(
     module: &LoadedModule,
     text: &dyn KernelCode,
-    symbols: &TextSymbols<'_>,
+    symbols: &ModuleSymbols<'_>,
     spec: &ProbeSpec,
 ) -> Result<Vec<Resolved>, ResolveProblem> {
     let resolved = |symbol: &Symbol, location, offset| {
@@ -259,9 +259,9 @@ pub(crate) fn in_module(
         }
         Location::Data(data) => Ok(vec![Resolved {
             name: spec.to_string().into(),
-            place: Ok(watched_in_module::resolve(module.module(), data)?),
+            place: Ok(watched_in_module::resolve(module.module(), symbols, data)?),
         }]),
-        Location::Symbol { name, offset } => match symbols.named(name) {
+        Location::Symbol { name, offset } => match symbols.text(name) {
             [] => Err(missing(name)),
             [symbol] => Ok(vec![resolved(symbol, spec.location.clone(), *offset)]),
             several => Err(ResolveProblem::Ambiguous {

@@ -21,11 +21,17 @@ pub enum WatchProblem {
         module: String,
         /// The name.
         name: String,
-        /// Similar names.
-        near: Vec<String>,
+    },
+    /// The module has several variables of the name, whose addresses are others in each load.
+    #[error("the module {module} has several variables called `{name}`")]
+    AmbiguousInModule {
+        /// The module.
+        module: String,
+        /// The name.
+        name: String,
     },
     /// Several variables have the name.
-    #[error("there are {} variables called `{name}`", addresses.len())]
+    #[error("the kernel has {} variables called `{name}`", addresses.len())]
     Ambiguous {
         /// The name.
         name: String,
@@ -139,12 +145,10 @@ impl WatchProblem {
     /// The remedy.
     pub(super) fn help(&self) -> Option<String> {
         match self {
-            Self::NoVariable { near, .. } | Self::NoVariableInModule { near, .. }
-                if !near.is_empty() =>
-            {
+            Self::NoVariable { near, .. } if !near.is_empty() => {
                 Some(format!("near names: {}", near.join(", ")))
             }
-            Self::NoVariableInModule { .. } => None,
+            Self::NoVariableInModule { .. } | Self::AmbiguousInModule { .. } => None,
             Self::NoVariable { .. } | Self::NotData { .. } => Some(LIST.to_owned()),
             Self::NoMember { .. } => {
                 Some("`hyprobe types TYPE` prints the members of a type".to_owned())

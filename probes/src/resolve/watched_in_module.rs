@@ -4,27 +4,27 @@
 //! the length is the user's.
 
 use address::{Gva, PAGE_BYTES};
-use introspect::{Module, RegionKind, Symbol, nearest_names};
+use introspect::{Module, RegionKind, Symbol};
 use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedData};
 
 use super::place::{Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
 use crate::arguments::ArgumentSource;
-
-/// The number of near names in the error for an unknown name.
-const NEAR_NAMES: usize = 5;
-/// The most addresses of namesakes in an error.
-const MAX_NAMESAKES: usize = 16;
+use crate::module::ModuleSymbols;
 
 /// Resolves `data` to bytes of `module`, at run-time addresses.
-pub(super) fn resolve(module: &Module, data: &WatchedData) -> Result<Place, WatchProblem> {
+pub(super) fn resolve(
+    module: &Module,
+    symbols: &ModuleSymbols<'_>,
+    data: &WatchedData,
+) -> Result<Place, WatchProblem> {
     let DataBase::Variable { name, offset } = &data.base else {
         // The parser gives addresses no module.
         return Err(WatchProblem::Untyped {
             name: module.name().to_owned(),
         });
     };
-    let symbol = variable(module, name)?;
+    let symbol = variable(module, symbols, name)?;
     let len = data
         .bytes
         .filter(|len| (1..=MAX_WATCHED_BYTES).contains(len));
@@ -55,28 +55,24 @@ pub(super) fn resolve(module: &Module, data: &WatchedData) -> Result<Place, Watc
 }
 
 /// The only variable of the module called `name`.
-fn variable<'m>(module: &'m Module, name: &str) -> Result<&'m Symbol, WatchProblem> {
-    let named = module.symbols().iter().filter(|symbol| symbol.name == name);
-    let mut named: Vec<&Symbol> = named.filter(|symbol| !symbol.is_text()).collect();
-    named.dedup_by_key(|symbol| symbol.address);
-    match named[..] {
-        [symbol] => Ok(symbol),
-        [] => {
-            let data = module.symbols().iter().filter(|symbol| !symbol.is_text());
-            let names = data.map(|symbol| symbol.name.as_str());
-            Err(WatchProblem::NoVariableInModule {
-                module: module.name().into(),
-                name: name.to_owned(),
-                near: nearest_names(name, names, NEAR_NAMES),
-            })
-        }
-        _ => Err(WatchProblem::Ambiguous {
+fn variable<'m>(
+    module: &Module,
+    symbols: &ModuleSymbols<'m>,
+    name: &str,
+) -> Result<&'m Symbol, WatchProblem> {
+    let named = symbols.data(name);
+    let first = named
+        .first()
+        .ok_or_else(|| WatchProblem::NoVariableInModule {
+            module: module.name().to_owned(),
             name: name.to_owned(),
-            addresses: named
-                .iter()
-                .take(MAX_NAMESAKES)
-                .map(|symbol| symbol.address)
-                .collect(),
+        })?;
+    let mut others = named.iter().filter(|other| other.address != first.address);
+    match others.next() {
+        None => Ok(first),
+        Some(_) => Err(WatchProblem::AmbiguousInModule {
+            module: module.name().to_owned(),
+            name: name.to_owned(),
         }),
     }
 }

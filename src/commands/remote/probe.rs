@@ -156,7 +156,7 @@ fn source_places(args: &AddArgs, client: &Client) -> Result<Vec<Place>, RemoteEr
                 let found = sites.of(&spec, MayFetch::Yes(&show));
                 progress.clear();
                 let found = found.map_err(|error| SourceLinesError::of_sites(&spec, error))?;
-                if let Some(note) = found.note(&spec) {
+                for note in found.notes(&spec) {
                     say(format_args!("hyprobe: {}", printable(&note)));
                 }
                 places.push(text, found.sites.into_iter().map(Place::from).collect());

@@ -106,7 +106,7 @@ fn damaged_file_is_named_with_the_cause() {
     assert!(told.contains("not a readable 64-bit ELF file"), "{told}");
     let help = error.help().expect("help");
     let again = format!("install Debian's linux-image-{RELEASE}-dbg again");
-    assert!(help.starts_with(&again), "{help}");
+    assert!(help.contains(&again), "{help}");
 }
 
 #[test]

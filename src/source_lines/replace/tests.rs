@@ -279,6 +279,16 @@ fn probe_that_is_traced_has_the_variables_of_the_line() {
     let traced = names("");
     assert!(!traced.is_empty());
     assert!(traced.iter().all(|names| names[0] == "c"), "{traced:?}");
+    // An expectation about the same place leaves the probe as it is.
+    let (plan, _) = kernel
+        .replaced(&format!(
+            "[[probe]]\nat = 'kprobe:check:inlined'\n{EXPECTED}"
+        ))
+        .expect("a place");
+    let [probe] = &plan.config.probes[..] else {
+        panic!("{:?}", plan.config.probes);
+    };
+    assert!(!probe.variables.is_empty());
     for action in ["action = 'count'", "aggregate = 'sum(arg0)'"] {
         assert!(names(action).iter().all(Vec::is_empty), "{action}");
     }

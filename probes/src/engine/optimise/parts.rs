@@ -123,6 +123,9 @@ impl Parts {
             _ if probe.reads_memory() && probe.has_stack => {
                 Hindrance::Memory(&probe.name, "the stack")
             }
+            _ if probe.reads_memory() && probe.shows_variables() => {
+                Hindrance::Memory(&probe.name, "a variable in memory, or a string")
+            }
             _ if probe.reads_memory() => {
                 Hindrance::Memory(&probe.name, "a string or an argument on the stack")
             }

@@ -127,27 +127,36 @@ impl Running {
         }
     }
 
-    /// The guest-physical address of the `len` bytes of data from `at` on, an address in the terms of `place`; `None` if they are not in memory, or not in
-    /// one piece.
+    /// The guest-physical location of the `len` bytes of data from `at` on, an address in the terms of `place`; `None` if they are not in memory. The pages
+    /// of a module's data may lie anywhere.
     pub(crate) fn data_at(
         &self,
         place: &Place,
         at: Gva,
         len: usize,
         located: Located,
-    ) -> Option<Gpa> {
+    ) -> Option<Spot> {
         if place.module.is_none() {
-            return self.gpa_of(at, located);
+            return self.gpa_of(at, located).map(Spot::contiguous);
         }
         let paging = self.modules.paging()?;
-        let gpa_of = |at| Some(walk(&self.planter, &paging, at).ok()?.gpa);
-        let first = gpa_of(at)?;
-        let last = len.checked_sub(1)? as u64;
-        let is_one_piece = gpa_of(at.wrapping_add(last)) == Some(first.wrapping_add(last));
-        let mut byte = [0];
-        let is_memory = |at| self.planter.read_own(at, &mut byte).is_ok();
-        let is_in_memory = [first, first.wrapping_add(last)].into_iter().all(is_memory);
-        (is_one_piece && is_in_memory).then_some(first)
+        let memory = |at| {
+            let gpa = walk(&self.planter, &paging, at).ok()?.gpa;
+            let is_there = self.planter.read_own(gpa, &mut [0]).is_ok();
+            is_there.then_some(gpa)
+        };
+        let first = Spot {
+            gpa: memory(at)?,
+            beyond: None,
+        };
+        if len <= first.room() {
+            return Some(first);
+        }
+        let next = at.page().checked_add(PAGE_BYTES)?;
+        Some(Spot {
+            beyond: Some(memory(next)?),
+            ..first
+        })
     }
 
     /// The guest-physical location of `at`, an address in the terms of `place`.

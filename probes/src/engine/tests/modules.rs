@@ -12,7 +12,7 @@ use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
 use crate::arguments::ArgumentSource;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::modules::is_expected;
-use crate::module::{LoadedModule, ModuleCode, TextSymbols};
+use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::resolve::{Place, PlantTime, ResolveProblem, Via, in_module};
@@ -179,9 +179,18 @@ fn probe_that_was_in_one_build_is_refused_in_another() {
         name: "f".to_owned(),
         module: "m".to_owned(),
     };
-    assert!(is_expected(ProbeState::Gone, &init_is_gone));
-    assert!(!is_expected(ProbeState::Gone, &other_build));
-    assert!(!is_expected(ProbeState::Pending, &init_is_gone));
+    let expected = |spec: &str, state, problem: &ResolveProblem| {
+        let probe = Probe::new(IN_MODULE, spec.into(), Purpose::Count, None, true);
+        let probe = probe.awaiting(spec.parse().expect("a probe"));
+        probe.status.set_state(state, None);
+        is_expected(&probe, problem)
+    };
+    let gone = ProbeState::Gone;
+    assert!(expected("kprobe:m:f", gone, &init_is_gone));
+    assert!(!expected("kprobe:m:f", gone, &other_build));
+    assert!(!expected("kprobe:m:f", ProbeState::Pending, &init_is_gone));
+    // Data does not go with the init function.
+    assert!(!expected("watch:m:f:4", gone, &init_is_gone));
 }
 
 #[test]
@@ -193,7 +202,7 @@ fn probe_of_another_build_is_refused_with_both_builds() {
     let code = ModuleCode { module, planter };
     let problem = |spec: &str| {
         let spec: ProbeSpec = spec.parse().expect("a probe");
-        let found = in_module(module, &code, &TextSymbols::new(module), &spec);
+        let found = in_module(module, &code, &ModuleSymbols::new(module.module()), &spec);
         found.expect_err("no such function")
     };
     let any = problem("kprobe:m:f");

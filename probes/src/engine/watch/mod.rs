@@ -259,11 +259,19 @@ impl Watches {
         reads: &OperandReads,
     ) -> Result<(), GuestError> {
         let memory = self.running.memory.as_ref();
-        let accesses = lifted.accesses(&memory, reads);
+        // The vCPU may have loaded or unloaded a module with watched data.
+        let present = self.table.load();
+        let mut accesses = lifted.accesses(&memory, reads);
+        accesses.retain(|access| present.index_of(access.watch.key()).is_some());
         let accessed: BTreeSet<ProbeId> = accesses
             .iter()
             .map(|access| access.watch.probe.id)
             .collect();
+        let since = present.probes().iter();
+        let since = since.filter(|(id, _)| !lifted.table().probes().contains_key(id));
+        if executed == Executed::Many {
+            since.for_each(|(_, (probe, _))| probe.counters.miss(Missed::Unprotected));
+        }
         for (id, (probe, access)) in lifted.table().probes() {
             let is_unknown = reads.is_unknown() && access.has_reads();
             if executed == Executed::Many || is_unknown {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use address::{Gpa, Gva, PAGE_BYTES};
+use address::{Gpa, Gva};
 use events::ProbeId;
 use introspect::PhysMemory;
 use manifest::WatchedAccess;
+use text::Spot;
 use vmm::Protection;
 
 use crate::registry::Probe;
@@ -14,12 +15,12 @@ use crate::registry::Probe;
 use crate::registry::Purpose;
 use crate::resolve::WORD_BYTES;
 
-/// The bytes of a watchpoint in memory: consecutive guest-physical addresses.
+/// The bytes of a watchpoint in memory, on one page or on two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WatchedBytes {
     /// The run-time address.
     pub(crate) at: Gva,
-    pub(crate) gpa: Gpa,
+    pub(crate) spot: Spot,
     pub(crate) len: usize,
     pub(crate) access: WatchedAccess,
 }
@@ -27,34 +28,36 @@ pub(crate) struct WatchedBytes {
 impl WatchedBytes {
     /// The pages with the bytes.
     pub(crate) fn pages(&self) -> impl Iterator<Item = Gpa> + use<> {
-        let last = self
-            .gpa
-            .wrapping_add(self.len.saturating_sub(1) as u64)
-            .page()
-            .0;
-        (self.gpa.page().0..=last)
-            .step_by(usize::try_from(PAGE_BYTES).unwrap_or(usize::MAX))
-            .map(Gpa)
+        self.spot.pages(self.len)
+    }
+
+    /// The guest-physical address of the byte with the offset.
+    fn gpa_of(&self, offset: usize) -> Option<Gpa> {
+        match offset.checked_sub(self.spot.room()) {
+            None => Some(self.spot.gpa.wrapping_add(offset as u64)),
+            Some(beyond) => Some(self.spot.beyond?.wrapping_add(beyond as u64)),
+        }
     }
 
     /// The words of the watchpoint of `probe`: one, if up to 8 bytes are on one page; otherwise, words end at multiples of 8.
     pub(crate) fn words(self, probe: &Arc<Probe>) -> impl Iterator<Item = Watch> {
-        let is_one = self.len <= WORD_BYTES && self.pages().count() == 1;
+        let is_one = self.len <= WORD_BYTES && self.len <= self.spot.room();
         let mut offset = 0;
         std::iter::from_fn(move || {
             let (at, rest) = (self.at.wrapping_add(offset as u64), self.len - offset);
             let in_word = WORD_BYTES - usize::try_from(at.0 % WORD_BYTES as u64).unwrap_or(0);
             let len = if is_one { rest } else { rest.min(in_word) };
-            let word = (len > 0).then(|| Watch {
+            let gpa = self.gpa_of(offset).filter(|_| len > 0)?;
+            let word = Watch {
                 probe: Arc::clone(probe),
                 at,
-                gpa: self.gpa.wrapping_add(offset as u64),
+                gpa,
                 offset: u16::try_from(offset).unwrap_or(u16::MAX),
                 len,
                 access: self.access,
-            });
+            };
             offset += len;
-            word
+            Some(word)
         })
     }
 }
@@ -196,7 +199,7 @@ impl WatchTable {
                 let probe = Probe::new(ProbeId(id), "watch:x".into(), Purpose::Count, None, true);
                 let bytes = WatchedBytes {
                     at: Gva(gpa),
-                    gpa: Gpa(gpa),
+                    spot: Spot::contiguous(Gpa(gpa)),
                     len,
                     access,
                 };
@@ -252,6 +255,33 @@ mod tests {
         assert_eq!(hidden, [true, true, false, false]);
         assert!(table.has_reads() && table.protects(Gpa(0x3000)));
         assert!(!WatchTable::at([(0x1000, 8)]).has_reads());
+    }
+
+    #[test]
+    fn bytes_on_two_pages_are_words_on_each_of_the_pages() {
+        let probe = Probe::new(ProbeId(1), "watch:x".into(), Purpose::Count, None, true);
+        let bytes = WatchedBytes {
+            at: Gva(0x7ffc),
+            spot: Spot {
+                gpa: Gpa(0x5ffc),
+                beyond: Some(Gpa(0x3000)),
+            },
+            len: 16,
+            access: WatchedAccess::Writes,
+        };
+        let pages: Vec<_> = bytes.pages().collect();
+        assert_eq!(pages, [Gpa(0x5000), Gpa(0x3000)]);
+        let probe = Arc::new(probe);
+        let words = bytes.words(&probe);
+        let words: Vec<_> = words
+            .map(|word| (word.at.0, word.gpa.0, word.offset, word.len))
+            .collect();
+        let expected = [
+            (0x7ffc, 0x5ffc, 0, 4),
+            (0x8000, 0x3000, 4, 8),
+            (0x8008, 0x3008, 12, 4),
+        ];
+        assert_eq!(words, expected);
     }
 
     #[test]

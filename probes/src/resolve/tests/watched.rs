@@ -73,7 +73,7 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         ),
         (
             "watch:counter:8",
-            "there are 2 variables called `counter`".to_owned(),
+            "the kernel has 2 variables called `counter`".to_owned(),
             Some(format!(
                 "name one by its address: watch:{at}:LENGTH, watch:{}:LENGTH",
                 at.wrapping_add(8)

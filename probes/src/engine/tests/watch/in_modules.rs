@@ -10,7 +10,7 @@ use manifest::ProbeSpec;
 use super::{MOV, Watched};
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::tests::{DATA, PLAIN, ROOT, Rig, vcpu};
-use crate::module::{LoadedModule, ModuleCode, TextSymbols};
+use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::resolve::{Place, ResolveProblem, in_module, words_in_module};
@@ -57,7 +57,7 @@ fn resolved(rig: &Rig, spec: &str) -> Result<Place, ResolveProblem> {
     let module = &LoadedModule::new(module(), planter, &PagingState::four_level(ROOT));
     let code = ModuleCode { module, planter };
     let spec: ProbeSpec = spec.parse().expect("a probe");
-    let found = in_module(module, &code, &TextSymbols::new(module), &spec)?;
+    let found = in_module(module, &code, &ModuleSymbols::new(module.module()), &spec)?;
     let [site] = &found[..] else {
         panic!("{found:?}");
     };
@@ -75,9 +75,17 @@ struct Guest {
 impl Guest {
     fn new(spec: &str) -> Self {
         let mut kernel = SyntheticKernel::new();
-        let at = kernel.function("writer", &MOV);
-        let unloads = kernel.function("free_module", &PLAIN);
+        kernel.function("writer", &MOV);
+        kernel.function("do_init_module", &PLAIN);
+        kernel.function("free_module", &PLAIN);
+        Self::with(spec, kernel)
+    }
+
+    fn with(spec: &str, kernel: SyntheticKernel) -> Self {
         let rig = Rig::new(&kernel, &[]);
+        let symbols = rig.engine.running.kernel.symbols();
+        let at = symbols.address_of("writer").expect("a function");
+        let unloads = symbols.address_of("free_module").unwrap_or_default();
         let engine = &rig.engine;
         let paging = PagingState::four_level(ROOT);
         engine.running.modules.paging.store(Some(Arc::new(paging)));
@@ -137,7 +145,7 @@ fn write_to_a_module_s_data_is_a_hit_until_the_module_is_unloaded() {
 }
 
 #[test]
-fn bytes_on_two_pages_are_watched_if_the_pages_are_side_by_side() {
+fn bytes_on_two_pages_are_watched() {
     let guest = Guest::new("watch:m:across:8");
     assert_eq!(guest.watched.protected(), [DATA, DATA + 0x1000]);
     guest
@@ -151,6 +159,11 @@ fn data_without_memory_is_refused_and_harms_no_other_probe() {
     let guest = Guest::new("watch:m:far:8");
     assert_eq!(guest.probe.status.state(), ProbeState::Refused);
     assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    // Another load may be watched: this one counts.
+    assert_eq!(
+        guest.watched.rig.probe(0).missed.get("unprotected"),
+        Some(&1)
+    );
     guest.watched.register("kprobe:writer");
     assert_eq!(guest.watched.rig.states().last(), Some(&ProbeState::Armed));
 }
@@ -162,7 +175,10 @@ fn data_that_does_not_stay_and_code_are_refused_with_the_reason() {
         ("watch:m:early:8", "the kernel frees it after boot"),
         ("watch:m:f:8", "the module m has no variable `f`"),
         ("watch:m:furst:8", "the module m has no variable `furst`"),
-        ("watch:m:twice:8", "there are 2 variables called `twice`"),
+        (
+            "watch:m:twice:8",
+            "the module m has several variables called `twice`",
+        ),
         ("watch:m:first+4:8", "its bytes are not all in `first`"),
         (
             "watch:m@00ab:first:8",
@@ -179,4 +195,27 @@ fn watched_data_of_a_module_that_is_not_loaded_counts_as_words() {
     let words = |spec: &str| words_in_module(&spec.parse().expect("a probe"));
     let specs = ["watch:m:x:1", "watch:m:x:8", "watch:m:x:4096", "kprobe:m:f"];
     assert_eq!(specs.map(words), [2, 2, 513, 0]);
+}
+
+#[test]
+fn watchpoint_stays_while_its_module_is_going_and_others_are_added() {
+    // The guest's list of modules has no module any more.
+    let guest = Guest::new("watch:m:first:8");
+    let Guest { watched, probe, .. } = &guest;
+    watched.rig.engine.module_watch.look_for_modules();
+    let reconciled = watched.rig.engine.armer.reconcile(&watched.rig.paused);
+    reconciled.expect("armed");
+    assert_eq!(probe.status.state(), ProbeState::Armed);
+    assert_eq!(watched.protected(), [DATA]);
+    guest.unload();
+    assert_eq!(watched.protected(), [] as [u64; 0]);
+}
+
+#[test]
+fn data_of_modules_is_not_watched_if_hyprobe_cannot_see_them_go() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("writer", &MOV);
+    let guest = Guest::with("watch:m:first:8", kernel);
+    assert_eq!(guest.probe.status.state(), ProbeState::Refused);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
 }

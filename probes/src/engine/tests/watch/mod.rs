@@ -10,7 +10,7 @@ use address::{Gpa, Gva};
 use events::{DataWrite, ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig, WatchedAccess};
 use text::testing::FakeVcpu;
-use text::{GuestError, Ran, To};
+use text::{GuestError, Ran, Spot, To};
 
 use super::{Rig, gpa, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
@@ -186,7 +186,7 @@ fn protect_code(watched: &Watched) {
     let probe = Probe::new(ProbeId(99), "watch:_etext".into(), purpose, None, true);
     let bytes = WatchedBytes {
         at: watched.at,
-        gpa: Gpa(gpa(watched.at)),
+        spot: Spot::contiguous(Gpa(gpa(watched.at))),
         len: 4,
         access: WatchedAccess::Writes,
     };
