@@ -46,10 +46,11 @@ impl<'a> Frames<'a> {
             };
             let DebugFrameOffset(offset) = partial.cie_offset();
             let known = common.entry(offset).or_insert_with(|| {
-                let found = section.cie_from_offset(&bases, DebugFrameOffset(offset));
-                found
-                    .ok()
-                    .filter(|found| found.entry_len() <= MAX_COMMON_BYTES)
+                // gimli looks for the end of a string in the entry, which has no other bound than the entry's length.
+                let is_short = length_at(bytes, offset).is_some_and(|len| len <= MAX_COMMON_BYTES);
+                let found =
+                    is_short.then(|| section.cie_from_offset(&bases, DebugFrameOffset(offset)));
+                found.and_then(Result::ok)
             });
             budget.spend(1)?;
             let Some(known) = known else {
@@ -111,4 +112,10 @@ impl<'a> Frames<'a> {
             CfaRule::Expression(_) => None,
         })
     }
+}
+
+/// The length of the entry at `offset`, without the length itself. An entry of the 64-bit form is longer than any that is used.
+fn length_at(bytes: &[u8], offset: usize) -> Option<usize> {
+    let length = bytes.get(offset..)?.first_chunk()?;
+    usize::try_from(u32::from_le_bytes(*length)).ok()
 }
