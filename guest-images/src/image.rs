@@ -68,7 +68,7 @@ impl Image {
         &self.record.release
     }
 
-    /// Whether this debug file is of `kernel`: of its release, and of its package's version.
+    /// Whether this debug file belongs to `kernel`: the release and the version of the package are equal.
     pub(crate) fn is_of(&self, kernel: &Self) -> bool {
         let mut packages = self.record.packages.iter();
         self.release() == kernel.release()

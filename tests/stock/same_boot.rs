@@ -46,7 +46,7 @@ const MEASURED: [&str; 9] = [
 /// Messages about work that took long, on a busy host.
 const LATE: [&str; 2] = ["interrupt took", "hogged CPU"];
 
-/// The lines that are compared, each with its number.
+/// The compared lines, and how often each line occurs.
 fn printed(ran: &Ran) -> BTreeMap<String, usize> {
     let mut lines = BTreeMap::new();
     for line in ran.console.lines().map(str::trim_end) {

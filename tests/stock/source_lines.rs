@@ -1,4 +1,4 @@
-//! Probes at source lines and inlined copies of stock kernels, by Debian's debug files: the variables there are those of the system call.
+//! Probes at source lines and inlined copies of stock kernels, by Debian's debug files: the variables equal the arguments of the system call.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock};
 
-/// The function behind the system call `read`, and the one that reads.
+/// The function behind the system call `read`, and the function that reads the file.
 const FUNCTION: &str = "ksys_read";
 const READER: &str = "vfs_read";
 const FILE: &str = "fs/read_write.c";

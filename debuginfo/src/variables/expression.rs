@@ -242,7 +242,7 @@ impl Stack {
         self.0.pop()
     }
 
-    /// Executes `operation`; `None` for one that needs more than sums.
+    /// Executes `operation`; `None` for an operation whose result is no sum.
     fn apply(&mut self, operation: Operation<Slice<'_>>) -> Option<()> {
         match operation {
             Operation::Nop => Some(()),

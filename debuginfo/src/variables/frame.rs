@@ -32,7 +32,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Lists the functions in `bytes`. Those behind a damaged one have no frame.
+    /// Lists the functions in `bytes`. Functions behind a damaged entry have no frame.
     pub(super) fn index(bytes: &'a [u8], budget: &mut Budget) -> Result<Self, LookupError> {
         let mut section = DebugFrame::from(EndianSlice::new(bytes, LittleEndian));
         section.set_address_size(ADDRESS_BYTES);

@@ -54,7 +54,7 @@ struct Entry {
     name: Option<String>,
     /// The offset of the entry of the type.
     ty: Option<usize>,
-    /// The offset of the entry that this one completes.
+    /// The offset of the abstract entry of which this entry is a copy.
     origin: Option<usize>,
     bytes: Option<u64>,
     encoding: Option<gimli::DwAte>,

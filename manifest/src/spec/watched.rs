@@ -18,7 +18,7 @@ pub enum WatchedAccess {
     Writes,
     /// Reads, those of an instruction that also writes included.
     Reads,
-    /// Reads and writes: an instruction that does both is one hit.
+    /// Reads and writes. An instruction that reads and writes the bytes is one hit.
     Both,
 }
 
