@@ -329,7 +329,7 @@ impl ModuleWatch {
         let symbols = ModuleSymbols::new(module.module());
         for probe in self.probes.list.load().iter() {
             let is_waiting = probe.is_watch()
-                && probe.status.state() == ProbeState::Pending
+                && matches!(probe.status.state(), ProbeState::Pending | ProbeState::Gone)
                 && probe.place().is_none()
                 && may_be_in(probe, module);
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_waiting) else {
@@ -337,7 +337,10 @@ impl ModuleWatch {
             };
             let found = in_module(module, &code, &symbols, spec);
             match found.map(|mut found| found.pop().map(|site| site.place)) {
-                Ok(Some(Ok(place))) => probe.set_place(Some(place)),
+                Ok(Some(Ok(place))) => {
+                    probe.set_place(Some(place));
+                    probe.status.set_state(ProbeState::Pending, None);
+                }
                 Ok(Some(Err(refusal))) => self.probes.refuse(probe, refusal.to_string()),
                 Ok(None) => (),
                 Err(problem) => {

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use address::Gva;
 use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
-use events::ProbeState;
-use introspect::{ModuleEvent, walk};
+use introspect::walk;
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 
@@ -47,25 +46,17 @@ impl Plants {
             .and_then(|found| table.at_gpa(found.gpa).cloned()))
     }
 
-    /// Whether the kernel event probes that see modules come and go can be armed.
-    pub(crate) fn sees_modules_go(&self) -> bool {
-        self.have_module_events(|probe| {
-            !matches!(probe.status.state(), ProbeState::Refused | ProbeState::Gone)
-        })
-    }
-
-    /// Whether these probes are armed now.
+    /// Whether the kernel event probes that see modules come and go are armed.
     pub(crate) fn see_modules_go_now(&self) -> bool {
-        self.have_module_events(|probe| probe.planted_at().is_some())
+        let mut probes = self.kernel_event_probes.iter();
+        self.have_module_events()
+            && probes.all(|probe| !probe.sees_modules_go() || probe.planted_at().is_some())
     }
 
-    fn have_module_events(&self, is_so: impl Fn(&Probe) -> bool) -> bool {
-        let has = |event| {
-            let mut probes = self.kernel_event_probes.iter();
-            let is_event = |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(KernelEvent::Module(of)) if *of == event);
-            probes.any(|probe| is_event(&probe.purpose) && is_so(probe))
-        };
-        has(ModuleEvent::Loaded) && has(ModuleEvent::Unloading)
+    /// Whether the kernel has both functions for these probes.
+    pub(crate) fn have_module_events(&self) -> bool {
+        let probes = self.kernel_event_probes.iter();
+        probes.filter(|probe| probe.sees_modules_go()).count() == 2
     }
 
     pub(crate) fn has_plant(&self, at: Gva, spot: Spot) -> bool {

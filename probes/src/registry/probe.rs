@@ -8,13 +8,15 @@ use address::Gva;
 use arc_swap::{ArcSwapOption, Guard};
 use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
-use introspect::Signature;
 use introspect::signature::Variable;
+use introspect::{ModuleEvent, Signature};
 use manifest::program::{AggregateResult, Filter, Operand};
 use manifest::{FilePlace, Location, ProbeKind, ProbeSpec, ProgramCode};
 use text::GuestError;
 
-use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell};
+use super::{
+    Interests, KernelEvent, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell, TierCell,
+};
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
 use crate::resolve::{Place, Via, words_in_module};
@@ -294,6 +296,16 @@ impl Probe {
             .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }));
         let spec = self.in_module.as_ref();
         is_placed || spec.is_some_and(|spec| spec.kind == ProbeKind::Watch)
+    }
+
+    /// Whether the engine's own probe sees that a module comes or goes.
+    pub(crate) fn sees_modules_go(&self) -> bool {
+        matches!(
+            self.purpose,
+            Purpose::KernelEvent(KernelEvent::Module(
+                ModuleEvent::Loaded | ModuleEvent::Unloading
+            ))
+        )
     }
 
     /// Whether a hit is counted, and nothing else.

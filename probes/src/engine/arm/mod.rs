@@ -32,6 +32,9 @@ use crate::engine::watch::Watches;
 use crate::engine::watch::table::{WatchTable, WatchedBytes};
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 
+/// The pages would stay protected when the kernel uses them for other data.
+const UNSEEN: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
+
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]
 pub(crate) struct Armer {
@@ -91,8 +94,19 @@ impl Armer {
         }
         let mut watched = self.watches.outside(change);
         let mut states = Vec::new();
+        // The kernel event probes come first.
+        let mut sees_modules_go = self.plants.have_module_events();
         for probe in looked_at() {
-            let state = self.becomes(probe, located, interest, &mut edits);
+            let mut state = self.becomes(probe, located, interest, &mut edits);
+            if probe.sees_modules_go() && !matches!(state, NewState::Armed { .. }) {
+                sees_modules_go = false;
+            }
+            if !sees_modules_go
+                && probe.in_module.is_some()
+                && matches!(state, NewState::Watching(_))
+            {
+                state = NewState::Refused(UNSEEN.to_owned());
+            }
             if let NewState::Watching(bytes) = &state {
                 watched.extend(bytes.words(probe));
             }

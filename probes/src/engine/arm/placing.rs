@@ -15,9 +15,6 @@ const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for p
 
 const NO_DEBUG_REGISTERS: &str = "the kernel patches this instruction itself at run time, and debug registers do not work on this host";
 
-/// The pages would stay protected when the kernel uses them for other data.
-const UNSEEN: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
-
 /// The reason why a plant and a watchpoint cannot share a page: the slot of the page is either read-only or protected.
 const PROTECTED: &str = "its page has watched data: remove the watchpoints of the page first";
 const PLANTED: &str = "its page has probed code: remove the probes of the page first";
@@ -81,9 +78,6 @@ impl Armer {
         access: WatchedAccess,
         located: Located,
     ) -> Arming {
-        if place.module.is_some() && !self.plants.sees_modules_go() {
-            return Arming::Refused(UNSEEN.to_owned());
-        }
         let Some(spot) = self.running.data_at(place, place.ip, len, located) else {
             return not_there(place, place.ip);
         };
