@@ -109,6 +109,9 @@ pub struct DataWrite {
     /// Number of the watchpoint's bytes in front of these.
     #[serde(skip_serializing_if = "is_first", default)]
     pub offset: u16,
+    /// For a per-CPU variable: number of the processor, as the guest counts, whose copy it is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub copy: Option<u16>,
     /// Number of watched bytes: 1 to 8.
     pub bytes: u8,
     /// The watched bytes before the write, as a number.
@@ -126,6 +129,9 @@ pub struct DataRead {
     /// Number of the watchpoint's bytes in front of these.
     #[serde(skip_serializing_if = "is_first", default)]
     pub offset: u16,
+    /// For a per-CPU variable: number of the processor, as the guest counts, whose copy it is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub copy: Option<u16>,
     /// Number of watched bytes: 1 to 8.
     pub bytes: u8,
     /// The watched bytes, as a number.
@@ -320,6 +326,14 @@ pub enum ProbeState {
 pub struct NotLoaded {
     /// The module.
     pub module: String,
+}
+
+/// The reason of a pending watchpoint at data of a process that the guest has not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest has not started a process with the number {pid}")]
+pub struct NotStarted {
+    /// The number.
+    pub pid: u32,
 }
 
 /// The reason of a pending probe at a tracepoint that neither the kernel proper nor a loaded module passes.

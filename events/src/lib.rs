@@ -18,7 +18,7 @@ mod typed;
 pub use errno::error_name;
 pub use event::{
     AwaitsModule, Crash, DataRead, DataWrite, Event, EventSink, GuestSummary, Hit, LogEnd,
-    NotLoaded, Note, ProbeState, ProbeSummary, Registers, Return, Summary, Tier,
+    NotLoaded, NotStarted, Note, ProbeState, ProbeSummary, Registers, Return, Summary, Tier,
 };
 pub use fields::{Field, FieldValue, Fields};
 pub use hex::Hex;

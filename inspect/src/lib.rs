@@ -25,7 +25,7 @@ mod view;
 
 pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
-pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
+pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuOffsets, PerCpuVariable};
 pub use programs::{
     CounterReaders, FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion,
     FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, NoCode, OpenFile, ProgramFrame, Storage,
@@ -33,6 +33,7 @@ pub use programs::{
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;
 pub use tasks::{
-    CgroupPaths, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskNumbers, TaskReader,
+    CgroupPaths, FirstThreads, ParentTask, RunningTask, Task, TaskList, TaskListError, TaskNumbers,
+    TaskReader,
 };
 pub use view::{KernelMemory, KernelView, NotReadable};

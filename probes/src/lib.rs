@@ -31,7 +31,8 @@ pub use handler::{
 };
 pub use kernel::{Kernel, KernelError, ModulesUnknown};
 pub use resolve::{
-    FunctionVerdict, PATTERN_HELP, Place, PlantTime, ProbeNumber, ProgramProblem, Refusal,
-    ResolveError, ResolveProblem, Resolved, Via, WatchProblem, functions, resolve,
+    FunctionVerdict, MemoryOwner, PATTERN_HELP, Place, PlantTime, ProbeNumber, ProgramProblem,
+    Refusal, ResolveError, ResolveProblem, Resolved, TaskMember, Via, WatchProblem, functions,
+    resolve,
 };
 pub use session::{Session, SessionConfig, SessionError, check_addresses};

@@ -305,21 +305,25 @@ fn is_behind_entry(symbol: &str) -> bool {
 
 /// A write, behind the name of the watched data.
 fn written(write: &DataWrite, symbol: &str) -> String {
-    let part = part(write.offset);
+    let part = part(write.offset, write.copy);
     format!("{part} = {}, was {}, by {symbol}", write.new, write.old)
 }
 
 /// A read, behind the name of the watched data.
 fn was_read(read: &DataRead, symbol: &str) -> String {
-    let part = part(read.offset);
+    let part = part(read.offset, read.copy);
     format!("{part} is {}, read by {symbol}", read.value)
 }
 
-/// The offset of a word in a watchpoint of several.
-fn part(offset: u16) -> String {
-    match offset {
+/// The offset of a word in a watchpoint of several, and the processor whose copy of a per-CPU variable it is.
+fn part(offset: u16, copy: Option<u16>) -> String {
+    let offset = match offset {
         0 => String::new(),
         offset => format!("+{offset:#x}"),
+    };
+    match copy {
+        Some(cpu) => format!("{offset} of cpu{cpu}"),
+        None => offset,
     }
 }
 

@@ -49,3 +49,5 @@ mod users;
 mod views;
 mod warns;
 mod watch;
+mod watch_per_cpu;
+mod watch_tasks;

@@ -42,7 +42,7 @@ echo forks $($b sed -n 's/^processes //p' /proc/stat)
 $b poweroff -f
 "#;
 
-fn writes(ran: &Ran, name: &str) -> Vec<(Hit, DataWrite)> {
+pub(crate) fn writes(ran: &Ran, name: &str) -> Vec<(Hit, DataWrite)> {
     let hits = ran.hits().into_iter().filter(|hit| &*hit.probe == name);
     let with_write = hits.map(|hit| {
         let write = hit.write.expect("a write");
@@ -52,7 +52,7 @@ fn writes(ran: &Ran, name: &str) -> Vec<(Hit, DataWrite)> {
 }
 
 /// Asserts that each write has found the value that the write before has left: none was missed.
-fn assert_chained(name: &str, writes: &[(Hit, DataWrite)]) {
+pub(crate) fn assert_chained(name: &str, writes: &[(Hit, DataWrite)]) {
     for (before, after) in writes.iter().zip(&writes[1..]) {
         assert_eq!(before.1.new, after.1.old, "{name}: {before:?} {after:?}");
     }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use manifest::{ProbeKind, ProbeSpec};
+use manifest::{DataBase, Location, ProbeKind, ProbeSpec};
 
-use crate::{AwaitsModule, NotLoaded, ProbeState, ProbeSummary, Summary};
+use crate::{AwaitsModule, NotLoaded, NotStarted, ProbeState, ProbeSummary, Summary};
 
 /// Reasons of executions that were seen, and of calls that a handler does not follow. Any other reason stands for unseen executions, writes or returns, so a new
 /// reason cannot make an expectation hold that has not been checked.
@@ -63,8 +63,8 @@ impl Tally {
             self.reasons.push(format!("in flight {in_flight}"));
         }
         // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
-        let unloaded = unloaded(spec);
-        let waits = probe.state == ProbeState::Pending && probe.reason != unloaded;
+        let absent = absent(spec);
+        let waits = probe.state == ProbeState::Pending && probe.reason != absent;
         let blind = match probe.state {
             ProbeState::Refused => "could not be armed",
             ProbeState::Disabled => "was disabled",
@@ -86,8 +86,13 @@ impl Tally {
     }
 }
 
-/// The reason of a probe that waits for its module.
-fn unloaded(spec: &ProbeSpec) -> Option<String> {
+/// The reason of a probe that waits for its module or its process.
+fn absent(spec: &ProbeSpec) -> Option<String> {
+    if let Location::Data(data) = &spec.location
+        && let DataBase::TaskMember { pid, .. } = data.base
+    {
+        return Some(NotStarted { pid }.to_string());
+    }
     if spec.kind == ProbeKind::Tracepoint {
         let spec = spec.to_string();
         return Some(AwaitsModule { spec }.to_string());

@@ -6,7 +6,9 @@ use std::time::Duration;
 use manifest::{Expectation, GuestEnd, Manifest};
 
 use super::Judge;
-use crate::{Event, GuestSummary, Hex, Hit, ProbeState, ProbeSummary, Registers, Return, Summary};
+use crate::{
+    Event, GuestSummary, Hex, Hit, NotStarted, ProbeState, ProbeSummary, Registers, Return, Summary,
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -239,6 +241,21 @@ fn probe_in_a_module_never_loaded_counts_as_not_executed() {
     assert_eq!(judged("probe = 'kprobe:m:f'\nnever = true"), None);
     let why = judged("probe = 'kprobe:m:f'\nat_least = 1");
     assert_eq!(why.as_deref(), Some("0"));
+}
+
+#[test]
+fn watchpoint_of_a_process_never_started_counts_as_without_accesses() {
+    let name = "watch:struct task_struct.prio@pid:7";
+    let judged = |reason: &str| {
+        let mut waits = probe(name, 0);
+        waits.state = ProbeState::Pending;
+        waits.reason = Some(reason.to_owned());
+        let never = judge(&format!("probe = '{name}'\nnever = true"));
+        broken(never, &summary(&[waits]))
+    };
+    assert_eq!(judged(&NotStarted { pid: 7 }.to_string()), None);
+    let why = judged(&NotStarted { pid: 8 }.to_string()).expect("another reason");
+    assert!(why.contains("was never armed"), "{why}");
 }
 
 #[test]

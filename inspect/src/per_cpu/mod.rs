@@ -15,4 +15,5 @@ mod list;
 mod offsets;
 
 pub use list::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuVariable};
-pub(crate) use offsets::{PerCpuOffsets, TABLE, section};
+pub use offsets::PerCpuOffsets;
+pub(crate) use offsets::{TABLE, section};

@@ -24,15 +24,16 @@ pub(crate) fn section(view: &KernelView<'_>) -> Option<Range<Gva>> {
 
 /// The table of distances from the section to each processor's copy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PerCpuOffsets {
+pub struct PerCpuOffsets {
     start: Gva,
-    /// The number of processors.
-    pub(crate) count: u64,
+    /// The number of processors that the kernel has prepared for.
+    pub count: u64,
 }
 
 impl PerCpuOffsets {
     /// The table of the kernel of `view`; `None` if the kernel has no symbol for it.
-    pub(crate) fn find(view: &KernelView<'_>) -> Option<Self> {
+    #[must_use]
+    pub fn find(view: &KernelView<'_>) -> Option<Self> {
         let symbol = view.symbols().lookup(TABLE)?;
         // The table has an entry for each processor that the kernel could ever have.
         let possible = (symbol.size / ENTRY_BYTES).min(MAX_CPUS);
@@ -43,6 +44,16 @@ impl PerCpuOffsets {
             start: view.running(symbol.address),
             count: count.map_or(possible, |count| possible.min(count.into())),
         })
+    }
+
+    /// The address of the copy that processor `cpu`, which is one of `count`, has of the variable at the link-time address `linked`.
+    ///
+    /// # Errors
+    ///
+    /// If the table is not in memory.
+    pub fn copy_of(self, view: &KernelView<'_>, linked: Gva, cpu: u64) -> Result<Gva, NotReadable> {
+        let distance = self.of(view, cpu)?;
+        Ok(view.running(linked).wrapping_add(distance))
     }
 
     /// The distance to the copy of processor `cpu`, which is one of `count`.

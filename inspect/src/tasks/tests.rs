@@ -68,6 +68,7 @@ fn types() -> Blob {
         ("mm", pointer, 0x50),
         ("cgroups", pointer, 0x58),
         ("worker_private", pointer, 0x60),
+        ("thread_pid", pointer, 0x68),
         ("comm", comm, 0x80),
         ("rest", long, 0xf8),
     ];
@@ -299,4 +300,36 @@ proptest! {
         }
         let _ = read(&fake, true);
     }
+}
+
+#[test]
+fn first_thread_of_a_process_is_found_by_its_number() {
+    // The thread with the number 6 is of the process 5.
+    let mut fake = kernel(&SOME);
+    fake.point(place(2) + 0x68, STRINGS);
+    let view = fake.view();
+    let first = FirstThreads::new(&view).expect("a layout");
+    let found = first.find(&view, &[1, 5, 6, 7].into()).expect("a list");
+    assert_eq!(found, [(1, at(place(1))), (5, at(place(2)))].into());
+    let found = first.find(&view, &[5].into()).expect("a list");
+    assert_eq!(found, [(5, at(place(2)))].into());
+    let of = [1, 2, 3].map(|task| first.process_of(&view, at(place(task))));
+    assert_eq!(of, [Some(1), Some(5), None]);
+    let is_released = [1, 2].map(|task| first.is_released(&view, at(place(task))));
+    assert_eq!(is_released, [true, false]);
+    let nowhere = at(0x10_0000);
+    assert!(first.is_released(&view, nowhere));
+    assert_eq!(first.process_of(&view, nowhere), None);
+}
+
+#[test]
+fn first_thread_of_a_broken_list_is_an_error() {
+    let mut fake = kernel(&SOME);
+    fake.point(place(1) + LINKS, place(1) + LINKS);
+    let view = fake.view();
+    let first = FirstThreads::new(&view).expect("a layout");
+    assert!(matches!(
+        first.find(&view, &[5].into()),
+        Err(TaskListError::Endless { .. })
+    ));
 }

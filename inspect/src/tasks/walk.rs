@@ -64,7 +64,7 @@ pub struct Task {
 /// A reader of the tasks. Made while the kernel runs; reads while the kernel is paused.
 #[derive(Debug)]
 pub struct TaskList {
-    layout: TaskLayout,
+    pub(super) layout: TaskLayout,
 }
 
 /// A walk along the lists in progress.
@@ -135,7 +135,8 @@ impl TaskList {
         Ok(threads)
     }
 
-    fn each(
+    /// Visits the first thread of each process, or with `threads` all threads.
+    pub(super) fn each(
         &self,
         view: &KernelView<'_>,
         threads: bool,
@@ -211,7 +212,7 @@ impl Walk<'_> {
 
 impl TaskLayout {
     /// What the `task_struct` at `at` with these `bytes` tells by itself.
-    fn thread(&self, at: Gva, bytes: &[u8]) -> Thread {
+    pub(super) fn thread(&self, at: Gva, bytes: &[u8]) -> Thread {
         let word = |slot: Slot| slot.read(bytes).unwrap_or_default();
         Thread {
             at,

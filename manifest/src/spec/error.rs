@@ -105,6 +105,14 @@ pub enum SpecProblem {
     /// An access that no watchpoint has.
     #[error("`{0}` is not an access: `w` for writes, `r` for reads, `rw` for both")]
     BadAccess(String),
+    /// A member of a struct whose address is not known.
+    #[error(
+        "a member of a struct is watched in a task only: `struct task_struct.MEMBER@pid:NUMBER`"
+    )]
+    MemberOfOther,
+    /// A number that no process has.
+    #[error("`{0}` is not the number of a process: 1 to 4194303")]
+    BadProcess(String),
     /// A file without a function or an offset.
     #[error("it does not say where in the file: the function or offset is missing")]
     NoPlaceInFile,
@@ -158,6 +166,10 @@ impl SpecError {
                 Some("write kprobe:SYMBOL or kprobe:0xADDRESS for executions".to_owned())
             }
             SpecProblem::BadAccess(_) => Some("write watch:NAME:8:rw".to_owned()),
+            SpecProblem::MemberOfOther => Some(
+                "write watch:NAME.MEMBER for a member of a variable, or watch:0xADDRESS:LENGTH"
+                    .to_owned(),
+            ),
             SpecProblem::NoPlaceInFile => {
                 Some("write uprobe:PATH:FUNCTION or uprobe:PATH:0xOFFSET".to_owned())
             }
@@ -210,7 +222,8 @@ impl SpecError {
             | SpecProblem::BadCharacter(_)
             | SpecProblem::OffsetOfReturn
             | SpecProblem::FileOffsetOfReturn
-            | SpecProblem::OffsetFromPattern => None,
+            | SpecProblem::OffsetFromPattern
+            | SpecProblem::BadProcess(_) => None,
         }
     }
 }

@@ -565,3 +565,54 @@ fn marks_of_programs_have_a_provider_and_a_name() {
     assert_eq!(refused("usdt:/x:a:b+4").1, "+");
     assert!(refused("usdt:x:a:b").0.starts_with("`x` is not the path"));
 }
+
+#[test]
+fn watched_member_of_a_task_has_a_path_and_a_process() {
+    let member = |path: &str, pid, bytes, access| WatchedData {
+        base: DataBase::TaskMember {
+            path: path.to_owned(),
+            pid,
+        },
+        bytes,
+        access,
+    };
+    for (text, wanted) in [
+        (
+            "watch:struct task_struct.static_prio@pid:1",
+            member("static_prio", 1, None, WatchedAccess::Writes),
+        ),
+        (
+            "watch:struct task_struct.se.vruntime@pid:4194303:rw",
+            member("se.vruntime", 4_194_303, None, WatchedAccess::Both),
+        ),
+        (
+            "watch:struct task_struct.comm@pid:17:4:r",
+            member("comm", 17, Some(4), WatchedAccess::Reads),
+        ),
+    ] {
+        let spec = parsed(text);
+        assert_eq!(spec.module, None);
+        assert_eq!(spec.location, Location::Data(wanted));
+        assert_eq!(spec.to_string(), text);
+    }
+}
+
+#[test]
+fn watched_member_without_a_process_is_refused() {
+    use SpecProblem::{BadProcess, MemberOfOther, NoLocation};
+    let of = |text: &str| text.parse::<ProbeSpec>().expect_err(text).problem;
+    for text in [
+        "watch:struct task_struct.prio",
+        "watch:struct task_struct@pid:1",
+        "watch:struct cred.uid@pid:1",
+        "watch:struct task_struct.prio@tid:1",
+        "watch:struct task_struct.prio@pid",
+    ] {
+        assert_eq!(of(text), MemberOfOther, "{text}");
+    }
+    assert_eq!(of("watch:struct task_struct.@pid:1"), NoLocation);
+    for number in ["", "0", "+1", "-1", "1x", "4194304", "99999999999"] {
+        let text = format!("watch:struct task_struct.prio@pid:{number}");
+        assert_eq!(of(&text), BadProcess(number.to_owned()), "{text}");
+    }
+}

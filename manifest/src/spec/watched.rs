@@ -1,4 +1,5 @@
-//! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`, `sch_htb:htb_hysteresis:4`.
+//! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`, `sch_htb:htb_hysteresis:4`,
+//! `struct task_struct.flags@pid:1`.
 
 use std::fmt;
 
@@ -75,7 +76,21 @@ pub enum DataBase {
     },
     /// A run-time address of the guest's kernel.
     Address(Gva),
+    /// A member of the kernel's `struct task_struct` of a process's first thread.
+    TaskMember {
+        /// The path of the member.
+        path: String,
+        /// The process's number, in the initial PID namespace.
+        pid: u32,
+    },
 }
+
+/// The largest number of a process, less than the kernel's `PID_MAX_LIMIT`.
+const MAX_PID: u32 = (4 << 20) - 1;
+/// In front of the member of a task.
+const TASK: &str = "struct task_struct.";
+/// Behind the member of a task, in front of the process's number.
+const OF_PROCESS: &str = "@pid:";
 
 impl fmt::Display for WatchedData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,6 +98,7 @@ impl fmt::Display for WatchedData {
             DataBase::Variable { name, offset: 0 } => f.write_str(name)?,
             DataBase::Variable { name, offset } => write!(f, "{name}+{offset:#x}")?,
             DataBase::Address(address) => write!(f, "{address}")?,
+            DataBase::TaskMember { path, pid } => write!(f, "{TASK}{path}{OF_PROCESS}{pid}")?,
         }
         if let Some(bytes) = self.bytes {
             write!(f, ":{bytes}")?;
@@ -96,6 +112,9 @@ impl fmt::Display for WatchedData {
 
 /// Parses `BASE`, `BASE:LENGTH`, `BASE:ACCESS` and `BASE:LENGTH:ACCESS`. With `MODULE:` in front, the name of the module is returned, too.
 pub(super) fn parse(place: Piece<'_>) -> Result<(Option<Piece<'_>>, WatchedData), SpecError> {
+    if place.text.starts_with("struct ") {
+        return Ok((None, parse_in_task(place)?));
+    }
     let (module, data) = match place.split(':') {
         Some((module, data)) if is_module(module) && !is_behind_base(data) => (Some(module), data),
         _ => (None, place),
@@ -137,6 +156,45 @@ fn is_behind_base(text: Piece<'_>) -> bool {
 /// Whether a name may begin with the character.
 fn is_in_name(first: char) -> bool {
     first.is_ascii_alphabetic() || first == '_'
+}
+
+/// Parses `struct task_struct.PATH@pid:NUMBER`, and a length and an access behind it.
+fn parse_in_task(place: Piece<'_>) -> Result<WatchedData, SpecError> {
+    let of_other = || place.is(SpecProblem::MemberOfOther);
+    let (member, process) = place.split('@').ok_or_else(of_other)?;
+    let path = member.text.strip_prefix(TASK).ok_or_else(of_other)?;
+    let path = Piece {
+        text: path,
+        start: member.start + TASK.len(),
+    };
+    if path.text.is_empty() {
+        return Err(path.is(SpecProblem::NoLocation));
+    }
+    check_characters(path, false)?;
+    let (kind, number) = process.split(':').ok_or_else(of_other)?;
+    if kind.text != "pid" {
+        return Err(of_other());
+    }
+    let (number, behind) = match number.split(':') {
+        Some((number, behind)) => (number, Some(behind)),
+        None => (number, None),
+    };
+    // `u32::from_str` would accept a sign.
+    let is_number = number.text.bytes().all(|byte| byte.is_ascii_digit());
+    // The idle tasks have the number 0.
+    let pid = number.text.parse().ok();
+    let pid = pid.filter(|pid| is_number && (1..=MAX_PID).contains(pid));
+    let bad = || number.is(SpecProblem::BadProcess(number.text.to_owned()));
+    let (bytes, access) = behind.map_or(Ok((None, WatchedAccess::default())), parse_length)?;
+    let base = DataBase::TaskMember {
+        path: path.text.to_owned(),
+        pid: pid.ok_or_else(bad)?,
+    };
+    Ok(WatchedData {
+        base,
+        bytes,
+        access,
+    })
 }
 
 fn parse_base(base: Piece<'_>) -> Result<DataBase, SpecError> {

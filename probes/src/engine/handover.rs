@@ -87,7 +87,7 @@ impl Handover {
                     .status
                     .set_state(ProbeState::Gone, Some(REASON.to_owned()));
             }
-            if probe.in_module.is_some() {
+            if probe.in_module.is_some() || probe.in_task.is_some() {
                 probe.set_place(None);
             }
         }

@@ -15,6 +15,7 @@ pub(crate) struct Totals {
     pub(crate) modules: usize,
     pub(crate) plants: usize,
     pub(crate) files: usize,
+    pub(crate) tasks: usize,
 }
 
 impl Totals {
@@ -25,6 +26,7 @@ impl Totals {
             (interests.modules, &mut self.modules),
             (interests.plants, &mut self.plants),
             (interests.files, &mut self.files),
+            (interests.tasks, &mut self.tasks),
         ];
         for (_, total) in each.into_iter().filter(|(is_one, _)| *is_one) {
             *total = match is_more {
@@ -56,6 +58,8 @@ pub(crate) struct Interest {
     pub(crate) plants: bool,
     /// Some probe is in a program.
     pub(crate) files: bool,
+    /// Some probe is at data of a task.
+    pub(crate) tasks: bool,
     /// Some probe needs an exit at each return.
     pub(crate) exits_at_returns: bool,
 }
@@ -64,9 +68,10 @@ pub(crate) struct Interest {
 pub(crate) fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
     if probe.is_watch() {
-        // The pages of a module's data become another's when the module goes.
+        // The pages of the data become another's when the module or the task goes.
         return Interests {
             modules: probe.in_module.is_some(),
+            tasks: probe.in_task.is_some(),
             ..Interests::default()
         };
     }
@@ -89,5 +94,6 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
         modules: probe.in_module.is_some(),
         plants: can_be_planted && probe.is_enabled(),
         files: false,
+        tasks: false,
     }
 }

@@ -17,6 +17,7 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::task_watch::TaskWatch;
 use crate::engine::tasks::Tasks;
 use crate::engine::uprobes::Uprobes;
 use crate::kernel::Kernel;
@@ -80,6 +81,7 @@ pub(crate) struct KernelEvents {
     pub(crate) armer: Arc<Armer>,
     pub(crate) crashes: Arc<Crashes>,
     pub(crate) module_watch: Arc<ModuleWatch>,
+    pub(crate) task_watch: Arc<TaskWatch>,
     pub(crate) handover: Arc<Handover>,
     pub(crate) uprobes: Arc<Uprobes>,
 }
@@ -111,7 +113,15 @@ impl KernelEvents {
                     self.optimiser.look_at_cpus(paused)?
                 }
                 KernelEvent::TaskEnded => self.returns.end_task(vcpu)?,
-                KernelEvent::TaskLeft => self.returns.leave_task(vcpu.index()),
+                KernelEvent::TaskStarted => {
+                    let regs = vcpu.regs()?;
+                    self.task_watch.on_start(paused, &regs);
+                }
+                KernelEvent::TaskLeft => {
+                    self.returns.leave_task(vcpu.index());
+                    let regs = vcpu.regs()?;
+                    self.task_watch.on_left(paused, &regs);
+                }
                 KernelEvent::Module(event) => {
                     self.module_watch.on_module_event(vcpu, paused, event)?
                 }
@@ -151,6 +161,7 @@ impl KernelEvents {
     /// Removes the plants from the init text, which the kernel is about to free.
     fn retire_init(&self, paused: &dyn Paused) {
         self.running.init_freed.set(true);
+        self.task_watch.look_for_tasks();
         if let Some(located) = self.running.located.get() {
             self.following
                 .lose_return_sites(|site| !self.running.kernel.is_init(located.linked(site)));

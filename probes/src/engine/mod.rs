@@ -42,6 +42,7 @@ mod returns;
 mod running;
 mod stack_reader;
 mod stacks;
+mod task_watch;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -80,6 +81,7 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
+use crate::engine::task_watch::TaskWatch;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::write::Writes;
@@ -98,6 +100,7 @@ pub struct Engine {
     armer: Arc<Armer>,
     site_planter: Arc<SitePlanter>,
     module_watch: Arc<ModuleWatch>,
+    task_watch: Arc<TaskWatch>,
     handover: Arc<Handover>,
     hits: Arc<Hits>,
     paused_hits: PausedHits,

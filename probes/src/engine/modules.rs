@@ -137,7 +137,7 @@ impl ModuleWatch {
             let Some(place) = place else {
                 continue;
             };
-            let module = place.module.and_then(|address| before.get(&address));
+            let module = place.module().and_then(|address| before.get(&address));
             match module.filter(|_| has_seen_all && probe.is_watch()) {
                 // There is room: the modules before were no fewer.
                 Some(module) => {
@@ -315,7 +315,7 @@ impl ModuleWatch {
     fn may_bind_now(&self, probe: &Probe, module: &Module) -> bool {
         let is_bound = || {
             let place = probe.place();
-            place.is_some_and(|place| place.module == Some(module.address()))
+            place.is_some_and(|place| place.module() == Some(module.address()))
         };
         !probe.is_watch() || (module.state() != ModuleState::Coming && !is_bound())
     }
@@ -417,7 +417,8 @@ impl ModuleWatch {
                 }
             }
             for probe in self.probes.list.load().iter() {
-                let in_init = |place: &Place| place.init && place.module == Some(module.address());
+                let in_init =
+                    |place: &Place| place.init && place.module() == Some(module.address());
                 if is_bound_to(probe, in_init) {
                     self.lose_place(probe);
                 }
@@ -434,7 +435,7 @@ impl ModuleWatch {
         };
         self.types.forget(address);
         for probe in self.probes.list.load().iter() {
-            if is_bound_to(probe, |place| place.module == Some(address)) {
+            if is_bound_to(probe, |place| place.module() == Some(address)) {
                 self.lose_place(probe);
             }
         }

@@ -59,6 +59,12 @@ impl Plants {
         probes.filter(|probe| probe.sees_modules_go()).count() == 2
     }
 
+    /// Whether the kernel has both functions for the probes that see tasks start and go.
+    pub(crate) fn have_task_events(&self) -> bool {
+        let probes = self.kernel_event_probes.iter();
+        probes.filter(|probe| probe.sees_tasks()).count() == 2
+    }
+
     pub(crate) fn has_plant(&self, at: Gva, spot: Spot) -> bool {
         let table = self.table.load();
         table.at(at).is_some_and(|plant| plant.spot == spot)

@@ -24,7 +24,7 @@ use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::tracepoints::remark;
-use crate::resolve::{ProbeNumber, ProgramProblem, Resolved, WatchProblem, resolve};
+use crate::resolve::{ProbeNumber, ProgramProblem, Refusal, Resolved, WatchProblem, resolve};
 use crate::tracepoint_record::{RecordAtSite, TracepointRecord, tracepoint_of};
 
 /// The default maximum number of followed calls of a return probe.
@@ -146,6 +146,10 @@ impl ProbeList {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),
                 };
+                let member = match &why {
+                    Some(Refusal::NotStarted { member }) => Some(member.clone()),
+                    _ => None,
+                };
                 let arguments = match &place {
                     Some(place) => place.arguments,
                     None => ArgumentSource::of_kind(spec.kind),
@@ -176,8 +180,9 @@ impl ProbeList {
                         ProbeState::Refused
                     };
                     probe.status.set_state(state, Some(why.to_string()));
-                    probe = match &spec.location {
-                        Location::Program(code) => probe.in_programs(code.clone()),
+                    probe = match (&spec.location, member) {
+                        (Location::Program(code), _) => probe.in_programs(code.clone()),
+                        (_, Some(member)) => probe.in_task(member),
                         _ if awaits => probe.awaiting(spec.clone()),
                         _ => probe,
                     };
@@ -220,10 +225,11 @@ impl ProbeList {
         }
     }
 
-    /// Refuses `probe`. Accesses to a module's data from now on are not seen, and another load may be watched.
+    /// Refuses `probe`. Accesses to data of a module or task from now on are not seen, and another load or task may be watched.
     pub(crate) fn refuse(&self, probe: &Probe, reason: String) {
         let is_new = probe.status.state() != ProbeState::Refused;
-        if is_new && probe.is_watch() && probe.in_module.is_some() {
+        let comes_again = probe.in_module.is_some() || probe.in_task.is_some();
+        if is_new && probe.is_watch() && comes_again {
             probe.counters.miss(Missed::Unprotected);
         }
         self.reporter
@@ -297,6 +303,7 @@ impl ProbeList {
             modules: self.watches_modules(),
             plants: totals.plants > 0 && self.running.boot_patched.get(),
             files: totals.files > 0 && self.running.boot_patched.get(),
+            tasks: totals.tasks > 0,
             exits_at_returns: totals.exits_at_returns > 0,
         }
     }

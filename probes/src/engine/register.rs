@@ -107,6 +107,9 @@ impl Engine {
         added
             .iter()
             .for_each(|probe| self.probes.count_interest(probe));
+        if added.iter().any(|probe| probe.in_task.is_some()) {
+            self.task_watch.look_for_tasks();
+        }
         let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
             // A look for modules finds the sites of all probes in modules anew.
             self.module_watch.look_for_modules();
@@ -201,8 +204,9 @@ impl Engine {
     pub fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError> {
         let before = self.probes.armed.swap(armed, Ordering::AcqRel);
         if armed && !before {
-            // Modules have come and gone meanwhile.
+            // Modules and tasks have come and gone meanwhile.
             self.module_watch.look_for_modules();
+            self.task_watch.look_for_tasks();
         }
         if let Err(error) = self.armer.reconcile(paused) {
             self.probes.armed.store(before, Ordering::Release);

@@ -49,7 +49,7 @@ pub(crate) fn signature_for(
     place: &Place,
     variables: &[Variable],
 ) -> Option<Arc<Signature>> {
-    if !shows_types(purpose) || place.module.is_some() {
+    if !shows_types(purpose) || place.module().is_some() {
         return None;
     }
     if !variables.is_empty() {

@@ -47,6 +47,7 @@ use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::stacks::Stacks;
+use crate::engine::task_watch::TaskWatch;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::uprobes::Uprobes;
@@ -292,6 +293,14 @@ impl Engine {
             types: KeptTypes::default(),
             is_full: AtomicBool::new(false),
         });
+        let task_watch = Arc::new(TaskWatch {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            probes: Arc::clone(&probes),
+            plants: Arc::clone(&plants),
+            armer: Arc::clone(&armer),
+            layout: OnceLock::default(),
+        });
         let handover = Arc::new(Handover {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
@@ -320,6 +329,7 @@ impl Engine {
             armer: Arc::clone(&armer),
             crashes: Arc::clone(&crashes),
             module_watch: Arc::clone(&module_watch),
+            task_watch: Arc::clone(&task_watch),
             handover: Arc::clone(&handover),
             uprobes: Arc::clone(&uprobes),
         });
@@ -336,6 +346,7 @@ impl Engine {
             readers: Arc::clone(&readers),
             returns: Arc::clone(&returns),
             uprobes: Arc::clone(&uprobes),
+            task_watch: Arc::clone(&task_watch),
             resuming: Mutex::default(),
         });
         let paused_hits = PausedHits {
@@ -385,6 +396,7 @@ impl Engine {
             armer,
             site_planter,
             module_watch,
+            task_watch,
             handover,
             hits,
             paused_hits,

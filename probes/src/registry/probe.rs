@@ -19,7 +19,7 @@ use super::{
 };
 use crate::applied::Filtered;
 use crate::arguments::ArgumentSource;
-use crate::resolve::{Place, Via, words_in_module};
+use crate::resolve::{Place, TaskMember, Via, words_in_module};
 use crate::tracepoint_record::RecordAtSite;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
@@ -48,6 +48,8 @@ pub(crate) struct Probe {
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
     pub(crate) in_module: Option<ProbeSpec>,
+    /// For a watchpoint at data of a task: the data.
+    pub(crate) in_task: Option<TaskMember>,
     /// For a probe in a program: the file and the place in it.
     pub(crate) in_program: Option<ProgramCode>,
     /// Whether the probe is one match of a pattern, or one site of a tracepoint.
@@ -94,6 +96,7 @@ impl Probe {
             without_fields: AtomicBool::new(false),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
+            in_task: None,
             in_program: None,
             is_match: false,
             enabled: AtomicBool::new(enabled),
@@ -164,12 +167,13 @@ impl Probe {
         self.signature.store(signature);
     }
 
-    /// The most words of the watched data, also of a module that is not loaded.
+    /// The most words of the watched data, also of a module that is not loaded, or of a process that is not started.
     pub(crate) fn words(&self) -> usize {
-        match (self.place(), &self.in_module) {
-            (Some(place), _) => place.words(),
-            (None, Some(spec)) => words_in_module(spec),
-            (None, None) => 0,
+        match (self.place(), &self.in_module, &self.in_task) {
+            (Some(place), ..) => place.words(),
+            (None, Some(spec), _) => words_in_module(spec),
+            (None, None, Some(member)) => member.words(),
+            (None, None, None) => 0,
         }
     }
 
@@ -207,6 +211,14 @@ impl Probe {
     pub(crate) fn awaiting(self, spec: ProbeSpec) -> Self {
         Self {
             in_module: Some(spec),
+            ..self
+        }
+    }
+
+    /// Puts the watchpoint at data of a task.
+    pub(crate) fn in_task(self, member: TaskMember) -> Self {
+        Self {
+            in_task: Some(member),
             ..self
         }
     }
@@ -288,14 +300,16 @@ impl Probe {
         !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
-    /// Whether the probe watches data, also of a module that is not loaded.
+    /// Whether the probe watches data, also of a module that is not loaded, or of a process that is not started.
     pub(crate) fn is_watch(&self) -> bool {
         let place = self.place.load();
         let is_placed = place
             .as_ref()
             .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }));
         let spec = self.in_module.as_ref();
-        is_placed || spec.is_some_and(|spec| spec.kind == ProbeKind::Watch)
+        is_placed
+            || self.in_task.is_some()
+            || spec.is_some_and(|spec| spec.kind == ProbeKind::Watch)
     }
 
     /// Whether the engine's own probe sees that a module comes or goes.
@@ -305,6 +319,14 @@ impl Probe {
             Purpose::KernelEvent(KernelEvent::Module(
                 ModuleEvent::Loaded | ModuleEvent::Unloading
             ))
+        )
+    }
+
+    /// Whether the engine's own probe sees that a task starts or goes.
+    pub(crate) fn sees_tasks(&self) -> bool {
+        matches!(
+            self.purpose,
+            Purpose::KernelEvent(KernelEvent::TaskStarted | KernelEvent::TaskLeft)
         )
     }
 

@@ -74,6 +74,8 @@ pub(crate) struct Interests {
     pub(crate) plants: bool,
     /// The files that programs map are watched.
     pub(crate) files: bool,
+    /// Starting and ending tasks are watched.
+    pub(crate) tasks: bool,
 }
 
 impl Purpose {
@@ -124,6 +126,8 @@ pub(crate) enum KernelEvent {
     CpuOffline,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
+    /// A task is about to run for the first time; required while a probe is at data of a task.
+    TaskStarted,
     /// A processor has switched from an ended task to another task, or a task is released.
     TaskLeft,
     /// A module is loaded, loses its init text, or is unloaded; required while a probe or a return site may be in a module.
@@ -136,7 +140,7 @@ pub(crate) enum KernelEvent {
 
 impl KernelEvent {
     /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere: plants that leave memory without need
-    /// cost only hits, and a check of the processors has no cost. A panic, the start of another kernel and the reading of text take
+    /// cost only hits, and a check of the processors has no cost; a task that is not released after all is no longer watched. A panic, the start of another kernel and the reading of text take
     /// place only if the kernel executes the function. The end of a task is served before handlers run.
     pub(crate) const fn is_served_when_moved(self) -> bool {
         match self {
@@ -145,13 +149,12 @@ impl KernelEvent {
             | Self::InitFreed
             | Self::CpuOnline
             | Self::CpuOffline
-            | Self::Module(_) => true,
-            Self::Panic
-            | Self::NextKernel
-            | Self::TaskEnded
+            | Self::TaskStarted
             | Self::TaskLeft
-            | Self::File(_)
-            | Self::Reader(_) => false,
+            | Self::Module(_) => true,
+            Self::Panic | Self::NextKernel | Self::TaskEnded | Self::File(_) | Self::Reader(_) => {
+                false
+            }
         }
     }
 }
@@ -187,7 +190,7 @@ impl Reader {
 }
 
 impl KernelEvent {
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::EarlyTraps,
         Self::BootPatched,
         Self::InitFreed,
@@ -196,6 +199,7 @@ impl KernelEvent {
         Self::CpuOnline,
         Self::CpuOffline,
         Self::TaskEnded,
+        Self::TaskStarted,
         Self::TaskLeft,
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
@@ -229,6 +233,7 @@ impl KernelEvent {
             Self::CpuOnline => "cpu_startup_entry",
             Self::CpuOffline => "arch_cpu_idle_dead",
             Self::TaskEnded => "do_task_dead",
+            Self::TaskStarted => "wake_up_new_task",
             Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),
             Self::File(event) => event.function(),

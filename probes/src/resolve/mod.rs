@@ -16,6 +16,7 @@ mod programs;
 #[cfg(test)]
 pub(crate) mod synthetic;
 pub(crate) mod syscalls;
+mod task_member;
 #[cfg(test)]
 mod tests;
 mod tracepoint_site;
@@ -23,6 +24,8 @@ pub(crate) mod tracepoints;
 mod watch_problem;
 mod watched;
 mod watched_in_module;
+mod watched_in_task;
+mod words;
 
 use std::sync::Arc;
 
@@ -30,7 +33,7 @@ use address::Gva;
 use events::NotLoaded;
 use introspect::int3::HANDLER;
 use introspect::{Symbol, glob_matches};
-use manifest::{Location, ProbeKind, ProbeSpec};
+use manifest::{DataBase, Location, ProbeKind, ProbeSpec};
 
 use crate::code::KernelCode;
 use crate::kernel::Kernel;
@@ -38,13 +41,17 @@ use crate::module::{LoadedModule, ModuleSymbols};
 
 pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
-pub use number::ProbeNumber;
 #[cfg(test)]
-pub(crate) use number::{PROBES_MAX, WORDS_MAX};
-pub(crate) use place::{ENDBR64, WORD_BYTES};
-pub use place::{Place, PlantTime, Refusal, Via};
+pub(crate) use number::PROBES_MAX;
+pub use number::ProbeNumber;
+pub(crate) use number::WORDS_MAX;
+pub(crate) use place::ENDBR64;
+pub use place::{MemoryOwner, Place, PlantTime, Refusal, Via};
 pub use program_problem::ProgramProblem;
+pub use task_member::TaskMember;
 pub use watch_problem::WatchProblem;
+pub(crate) use watched_in_task::in_task;
+pub(crate) use words::WORD_BYTES;
 
 /// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
@@ -70,20 +77,22 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// The number of words of watched data that count towards the most of an engine ([`ProbeNumber::add_words`]). Data of the module of `spec` counts
-    /// before the module is loaded.
+    /// The number of words of watched data that count towards the most of an engine ([`ProbeNumber::add_words`]). Data of the module of `spec`, or of a
+    /// process, counts before the module is loaded or the process is started. Per-CPU data counts as one copy.
     #[must_use]
     pub fn words(&self, spec: &ProbeSpec) -> usize {
-        self.place
-            .as_ref()
-            .map_or_else(|_| words_in_module(spec), Place::words)
+        match &self.place {
+            Ok(place) => place.words(),
+            Err(Refusal::NotStarted { member }) => member.words(),
+            Err(_) => words_in_module(spec),
+        }
     }
 }
 
 /// The most words of the data of a module that `spec` watches; 0 for another probe.
 pub(crate) fn words_in_module(spec: &ProbeSpec) -> usize {
     match (&spec.module, &spec.location) {
-        (Some(_), Location::Data(data)) => place::words(data.bytes.map_or(0, usize::from)),
+        (Some(_), Location::Data(data)) => words::words(data.bytes.map_or(0, usize::from)),
         _ => 0,
     }
 }
@@ -152,6 +161,14 @@ fn resolve_sites(
     match &spec.location {
         Location::Line { .. } | Location::Inlined(_) => Err(failed(ResolveProblem::NoDebugInfo)),
         Location::Data(data) => {
+            if let DataBase::TaskMember { path, pid } = &data.base {
+                let member = watched_in_task::resolve(kernel, path, *pid, data);
+                let member = member.map_err(|problem| failed(problem.into()))?;
+                return Ok(vec![Resolved {
+                    name: spec.to_string().into(),
+                    place: Err(Refusal::NotStarted { member }),
+                }]);
+            }
             let watched = watched::resolve(kernel, data, slide);
             Ok(vec![Resolved {
                 name: spec.to_string().into(),

@@ -10,6 +10,8 @@ use manifest::WatchedAccess;
 
 use super::ResolveProblem;
 use super::clock;
+use super::task_member::TaskMember;
+use super::words::words;
 use crate::arguments::ArgumentSource;
 use crate::code::KernelCode;
 
@@ -43,7 +45,20 @@ pub enum PlantTime {
     BootPatched,
 }
 
-/// A site that can be probed, at link-time addresses if in the kernel proper.
+/// The owner of a site's memory: the memory is the site's as long as the owner lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOwner {
+    /// The kernel proper. Addresses are link-time addresses.
+    Kernel,
+    /// Each processor has a copy of the kernel's per-CPU data. Addresses are link-time addresses of the section with the initial values.
+    Processors,
+    /// The module with the `struct module` at the address. Addresses are run-time addresses.
+    Module(Gva),
+    /// The task with the `struct task_struct` at the address. Addresses are run-time addresses.
+    Task(Gva),
+}
+
+/// A site that can be probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The probed instruction, or the watched data.
@@ -56,16 +71,21 @@ pub struct Place {
     pub when: PlantTime,
     /// Whether the text is freed after boot, or after the module's init function.
     pub init: bool,
-    /// The address of the module's `struct module`, for a site in a module; all addresses are then run-time addresses.
-    pub module: Option<Gva>,
+    /// The owner of the site's memory.
+    pub owner: MemoryOwner,
     /// Where the arguments are.
     pub arguments: ArgumentSource,
 }
 
-/// The most bytes of a word of watched data.
-pub(crate) const WORD_BYTES: usize = 8;
-
 impl Place {
+    /// The address of the module's `struct module`, for a site in a module.
+    pub(crate) const fn module(&self) -> Option<Gva> {
+        match self.owner {
+            MemoryOwner::Module(module) => Some(module),
+            MemoryOwner::Kernel | MemoryOwner::Processors | MemoryOwner::Task(_) => None,
+        }
+    }
+
     /// The most words of the watched data; 0 at an instruction.
     pub(crate) const fn words(&self) -> usize {
         match self.via {
@@ -73,11 +93,6 @@ impl Place {
             Via::Plant { .. } | Via::DebugRegister => 0,
         }
     }
-}
-
-/// The most words of `len` bytes of watched data.
-pub(super) const fn words(len: usize) -> usize {
-    len.div_ceil(WORD_BYTES) + 1
 }
 
 /// The reason why an existing site cannot be probed.
@@ -91,6 +106,12 @@ pub enum Refusal {
     /// The address is known once the module is loaded.
     #[error(transparent)]
     NotLoaded(#[from] NotLoaded),
+    /// The address is known once the process is started.
+    #[error("{}", member.not_started())]
+    NotStarted {
+        /// The data.
+        member: TaskMember,
+    },
     /// The file is known once a program maps it.
     #[error("no program has mapped {path} yet")]
     NotMapped {
@@ -122,12 +143,15 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the probe is pending until a module is loaded, or until a program maps a file.
+    /// Whether the probe is pending until a module is loaded, a process is started, or a program maps a file.
     #[must_use]
     pub const fn is_pending(&self) -> bool {
         matches!(
             self,
-            Self::NotLoaded(_) | Self::AwaitsModule(_) | Self::NotMapped { .. }
+            Self::NotLoaded(_)
+                | Self::AwaitsModule(_)
+                | Self::NotMapped { .. }
+                | Self::NotStarted { .. }
         )
     }
 }
@@ -170,7 +194,9 @@ pub(super) fn at_exact_offset(
         via,
         when,
         init: text.is_init(ip),
-        module: text.module(),
+        owner: text
+            .module()
+            .map_or(MemoryOwner::Kernel, MemoryOwner::Module),
         arguments: ArgumentSource::Registers,
     };
     let here = Via::Plant {

@@ -103,8 +103,14 @@ impl SyntheticKernel {
 
     /// Adds a variable.
     pub(crate) fn variable(&mut self, name: &str, value: u64) -> Gva {
+        self.array(name, &[value])
+    }
+
+    /// Adds a variable with several values.
+    pub(crate) fn array(&mut self, name: &str, values: &[u64]) -> Gva {
         let at = self.data_end();
-        self.data.extend(value.to_le_bytes());
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        self.data.extend(bytes);
         self.label(name, at);
         at
     }

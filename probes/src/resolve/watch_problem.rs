@@ -66,11 +66,31 @@ pub enum WatchProblem {
         /// Its size in bytes.
         size: u64,
     },
-    /// A per-CPU variable: its bytes in the image are not used.
+    /// An address of the initial values of per-CPU variables.
     #[error(
-        "it is a per-CPU variable, and this version watches variables of the kernel's image and of modules only"
+        "{at} is in the section of per-CPU variables, which the kernel has copied for each processor"
     )]
-    PerCpu,
+    PerCpuAddress {
+        /// The run-time address.
+        at: Gva,
+    },
+    /// A per-CPU variable of a kernel without copies, or whose copies are not known.
+    #[error(
+        "it is a per-CPU variable, and the kernel has no symbol `{table}`, which says where the processors' copies are"
+    )]
+    NoCopies {
+        /// The symbol.
+        table: &'static str,
+    },
+    /// The bytes are not within the section of per-CPU variables.
+    #[error("{at} and the bytes behind it are not all per-CPU variables")]
+    BesidePerCpu {
+        /// The link-time address.
+        at: Gva,
+    },
+    /// The kernel's types do not describe tasks.
+    #[error("the kernel has no types (BTF), which say where the member of a task is")]
+    NoTasks,
     /// The bytes are outside of the kernel's data.
     #[error(
         "{at} is not in the data of the kernel's image, and this version watches no other memory"
@@ -138,6 +158,7 @@ impl WatchProblem {
             },
             Self::NotData { at } => Self::NotData { at: moved(at) },
             Self::BehindData { at } => Self::BehindData { at: moved(at) },
+            Self::PerCpuAddress { at } => Self::PerCpuAddress { at: moved(at) },
             other => other,
         }
     }
@@ -170,7 +191,12 @@ impl WatchProblem {
                 "name a member, or write an offset and a length: watch:NAME+OFFSET:8".to_owned(),
             ),
             Self::Code => Some("write kprobe:SYMBOL for its executions".to_owned()),
-            Self::PerCpu
+            Self::PerCpuAddress { .. } => {
+                Some("write watch:NAME:LENGTH, for the copies of all processors".to_owned())
+            }
+            Self::NoCopies { .. }
+            | Self::BesidePerCpu { .. }
+            | Self::NoTasks
             | Self::CodePage
             | Self::Freed
             | Self::BehindData { .. }

@@ -1,4 +1,5 @@
-//! Resolves watchpoints: the watched bytes are data of the kernel's image, on a page that KVM and the processor do not write by themselves.
+//! Resolves watchpoints: the watched bytes are data of the kernel's image or per-CPU data, on a page that KVM and the processor do not write by
+//! themselves.
 
 use std::ops::Range;
 
@@ -7,7 +8,7 @@ use inspect::expression::declared_type;
 use introspect::Symbol;
 use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedAccess, WatchedData};
 
-use super::place::{Place, PlantTime, Via};
+use super::place::{MemoryOwner, Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
@@ -20,7 +21,7 @@ const MAX_NAMESAKES: usize = 16;
 
 /// Objects that the processor or KVM writes by itself, without an instruction of the guest: a page with one of them cannot be protected.
 /// A kernel has some of the names.
-const WRITTEN_BY_HARDWARE: [&str; 25] = [
+const WRITTEN_BY_HARDWARE: [&str; 30] = [
     "init_top_pgt",
     "swapper_pg_dir",
     "early_top_pgt",
@@ -43,14 +44,18 @@ const WRITTEN_BY_HARDWARE: [&str; 25] = [
     "init_stack",
     "hv_clock_boot",
     "wall_clock",
-    // Per-CPU data, but in a kernel for one processor.
+    // Per-CPU data: memory that KVM writes, stacks for interrupts and exceptions, and buffers of the processor.
     "steal_time",
     "apf_reason",
     "kvm_apic_eoi",
+    "irq_stack_backing_store",
+    "exception_stacks",
+    "entry_stack_storage",
+    "cpu_debug_store",
+    "posted_msi_pi_desc",
 ];
 /// Objects that the processor reads without an operand of an instruction, when it delivers an event.
-/// The descriptors of tables are read by instructions whose operand KVM may fail to emulate; without per-CPU data (a kernel for one
-/// processor), the image has the tables of segments, too.
+/// The descriptors of tables are read by instructions whose operand KVM may fail to emulate.
 const READ_BY_HARDWARE: [&str; 10] = [
     "idt_table",
     "debug_idt_table",
@@ -67,6 +72,8 @@ const READ_BY_HARDWARE: [&str; 10] = [
 /// The labels of ranges of such objects: kvm-clock's memory, and the areas of processors, which have their own copies.
 const SHARED_WITH_KVM: (&str, &str) = ("__start_bss_decrypted", "__end_bss_decrypted");
 const PER_CPU: (&str, &str) = ("__per_cpu_start", "__per_cpu_end");
+/// The distances from the section of per-CPU data to the processors' copies.
+const PER_CPU_TABLE: &str = "__per_cpu_offset";
 /// The labels of the code and data that the kernel frees after boot.
 const INIT: (&str, &str) = ("__init_begin", "__init_end");
 /// The labels of the other memory that the kernel frees: the gaps between sections, when the sections get their access rights, and, with
@@ -100,6 +107,8 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
             };
             (at, data.bytes.map(u64::from).unwrap_or_default(), symbol)
         }
+        // The caller resolves the members of tasks.
+        DataBase::TaskMember { .. } => return Err(WatchProblem::NoTasks),
         DataBase::Variable { name, offset } => {
             let found = variable(kernel, name)?;
             let bytes = match data.bytes {
@@ -127,7 +136,20 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
     let Some(len) = len.map(usize::from) else {
         return Err(WatchProblem::Size { bytes: size });
     };
-    check(kernel, at, len, data.access)?;
+    let bytes = at..at.wrapping_add(len as u64);
+    let (owner, when) = match within(kernel, PER_CPU, bytes) {
+        // The kernel makes the copies early in its boot.
+        true => (MemoryOwner::Processors, PlantTime::BootPatched),
+        false => (MemoryOwner::Kernel, PlantTime::TextPresent),
+    };
+    match (owner, &data.base) {
+        (MemoryOwner::Processors, DataBase::Address(_)) => {
+            return Err(WatchProblem::PerCpuAddress { at });
+        }
+        (MemoryOwner::Processors, _) => check_copies(kernel, at, len)?,
+        _ => check_image(kernel, at, len)?,
+    }
+    check_page(kernel, at, len, data.access)?;
     Ok(Place {
         ip: at,
         symbol: symbol.into(),
@@ -135,9 +157,9 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
             len,
             access: data.access,
         },
-        when: PlantTime::TextPresent,
+        when,
         init: false,
-        module: None,
+        owner,
         arguments: ArgumentSource::Registers,
     })
 }
@@ -210,12 +232,25 @@ fn data_symbol(kernel: &Kernel, name: &str) -> Result<Option<Symbol>, WatchProbl
     Ok(named.pop())
 }
 
-/// Checks that the pages of the bytes can be protected.
-fn check(kernel: &Kernel, at: Gva, len: usize, access: WatchedAccess) -> Result<(), WatchProblem> {
-    let bytes = at..at.wrapping_add(len as u64);
-    if within(kernel, PER_CPU, bytes.clone()) {
-        return Err(WatchProblem::PerCpu);
+/// Checks that each processor has a copy of the bytes. The copies are on the same places of pages as the section.
+fn check_copies(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
+    let label = |name| kernel.symbols().address_of(name);
+    if label(PER_CPU_TABLE).is_none() {
+        let table = PER_CPU_TABLE;
+        return Err(WatchProblem::NoCopies { table });
     }
+    let end = at.wrapping_add(len as u64);
+    let is_within = label(PER_CPU.0).is_some_and(|start| start <= at && at < end)
+        && label(PER_CPU.1).is_some_and(|behind| end <= behind);
+    match is_within {
+        true => Ok(()),
+        false => Err(WatchProblem::BesidePerCpu { at }),
+    }
+}
+
+/// Checks that the bytes are data of the image that stays data.
+fn check_image(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem> {
+    let bytes = at..at.wrapping_add(len as u64);
     // Between two segments of the file, the image has addresses without memory.
     let last = at.wrapping_add(len as u64 - 1);
     let physical = kernel.to_physical(at).zip(kernel.to_physical(last));
@@ -240,9 +275,21 @@ fn check(kernel: &Kernel, at: Gva, len: usize, access: WatchedAccess) -> Result<
     let pages = at.page()..last.page().wrapping_add(PAGE_BYTES);
     // A page with code is read-only because of its plants, and the kernel patches the code with writes of its own.
     let overlaps = |text: Range<Gva>| text.start < pages.end && pages.start < text.end;
-    if kernel.text().is_some_and(overlaps) || within(kernel, INIT, pages.clone()) {
-        return Err(WatchProblem::CodePage);
+    match kernel.text().is_some_and(overlaps) || within(kernel, INIT, pages.clone()) {
+        true => Err(WatchProblem::CodePage),
+        false => Ok(()),
     }
+}
+
+/// Checks that no object on the pages of the bytes is the processor's or KVM's.
+fn check_page(
+    kernel: &Kernel,
+    at: Gva,
+    len: usize,
+    access: WatchedAccess,
+) -> Result<(), WatchProblem> {
+    let last = at.wrapping_add(len as u64 - 1);
+    let pages = at.page()..last.page().wrapping_add(PAGE_BYTES);
     if within(kernel, SHARED_WITH_KVM, pages.clone()) {
         let object = SHARED_WITH_KVM.0.to_owned();
         return Err(WatchProblem::WrittenByHardware { object });

@@ -7,7 +7,7 @@ use address::{Gva, PAGE_BYTES};
 use introspect::{Module, RegionKind, Symbol};
 use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedData};
 
-use super::place::{Place, PlantTime, Via};
+use super::place::{MemoryOwner, Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
 use crate::arguments::ArgumentSource;
 use crate::module::ModuleSymbols;
@@ -49,7 +49,7 @@ pub(super) fn resolve(
         },
         when: PlantTime::TextPresent,
         init: false,
-        module: Some(module.address()),
+        owner: MemoryOwner::Module(module.address()),
         arguments: ArgumentSource::Registers,
     })
 }

@@ -396,6 +396,7 @@ fn access_to_watched_data_shows_the_values_and_the_instruction() {
     let write = DataWrite {
         at: Hex(0xffff_ffff_82a0_c0a8),
         offset: 0,
+        copy: None,
         bytes: 4,
         old: Hex(0),
         new: Hex(7),
@@ -412,10 +413,21 @@ fn access_to_watched_data_shows_the_values_and_the_instruction() {
     });
     let expected = "panic_timeout:4 = 0x7, was 0x0, by do_proc_dointvec+0x2f1\n";
     assert!(written.ends_with(expected), "{written}");
+    let copy = text(Hit {
+        write: Some(DataWrite {
+            copy: Some(1),
+            offset: 8,
+            ..write
+        }),
+        ..plain.clone()
+    });
+    let expected = "panic_timeout:4+0x8 of cpu1 = 0x7, was 0x0, by do_proc_dointvec+0x2f1\n";
+    assert!(copy.ends_with(expected), "{copy}");
     let read = text(Hit {
         read: Some(DataRead {
             at: write.at,
             offset: 8,
+            copy: None,
             bytes: 4,
             value: Hex(7),
         }),

@@ -31,9 +31,11 @@ use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{WatchTable, WatchedBytes};
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
+use crate::resolve::{WORDS_MAX, WatchProblem};
 
 /// The pages would stay protected when the kernel uses them for other data.
-const UNSEEN: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
+const UNSEEN_MODULES: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
+const UNSEEN_TASKS: &str = "hyprobe cannot see when the kernel starts and releases tasks: its own probe there is refused, or the kernel has several functions of the name";
 
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]
@@ -96,19 +98,26 @@ impl Armer {
         let mut states = Vec::new();
         // The kernel event probes come first.
         let mut sees_modules_go = self.plants.have_module_events();
+        let mut sees_tasks = self.plants.have_task_events();
         for probe in looked_at() {
             let mut state = self.becomes(probe, located, interest, &mut edits);
-            if probe.sees_modules_go() && !matches!(state, NewState::Armed { .. }) {
-                sees_modules_go = false;
+            if !matches!(state, NewState::Armed { .. }) {
+                sees_modules_go &= !probe.sees_modules_go();
+                sees_tasks &= !probe.sees_tasks();
             }
-            if !sees_modules_go
-                && probe.in_module.is_some()
-                && matches!(state, NewState::Watching(_))
-            {
-                state = NewState::Refused(UNSEEN.to_owned());
-            }
-            if let NewState::Watching(bytes) = &state {
-                watched.extend(bytes.words(probe));
+            if let NewState::Watching(pieces) = &state {
+                let words = || pieces.iter().flat_map(|piece| piece.words(probe));
+                if probe.in_module.is_some() && !sees_modules_go {
+                    state = NewState::Refused(UNSEEN_MODULES.to_owned());
+                } else if probe.in_task.is_some() && !sees_tasks {
+                    state = NewState::Refused(UNSEEN_TASKS.to_owned());
+                } else if watched.len() + words().count() > WORDS_MAX {
+                    // Per-CPU data has been counted as one copy.
+                    let problem = WatchProblem::TooManyWords { most: WORDS_MAX };
+                    state = NewState::Refused(problem.to_string());
+                } else {
+                    watched.extend(words());
+                }
             }
             states.push((probe, state));
         }
@@ -162,9 +171,8 @@ impl Armer {
         }
         for (probe, state) in states {
             let planted_at = match &state {
-                NewState::Armed { at, .. } | NewState::Watching(WatchedBytes { at, .. }) => {
-                    Some(*at)
-                }
+                NewState::Armed { at, .. } => Some(*at),
+                NewState::Watching(pieces) => pieces.first().map(|piece| piece.at),
                 _ => None,
             };
             probe.set_planted(planted_at);
@@ -176,7 +184,10 @@ impl Armer {
                     }
                     probe.status.set_armed(ip.into());
                 }
-                NewState::Watching(bytes) => probe.status.set_armed(bytes.at.into()),
+                NewState::Watching(_) => {
+                    let at = planted_at.unwrap_or_default();
+                    probe.status.set_armed(at.into());
+                }
                 NewState::Pending(reason) => probe
                     .status
                     .set_state(ProbeState::Pending, Some(reason.to_owned())),
@@ -226,7 +237,9 @@ impl Armer {
             Purpose::KernelEvent(KernelEvent::CpuOnline | KernelEvent::CpuOffline) => {
                 !self.running.has_int3()
             }
-            Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
+            Purpose::KernelEvent(KernelEvent::TaskEnded) => !interest.calls,
+            Purpose::KernelEvent(KernelEvent::TaskStarted) => !interest.tasks,
+            Purpose::KernelEvent(KernelEvent::TaskLeft) => !interest.calls && !interest.tasks,
             Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
             Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
             // Also without other probes: the plants of the kernel event probes are not to be read either.
@@ -239,7 +252,7 @@ impl Armer {
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
             return NewState::AsItIs;
         };
-        if place.init && place.module.is_none() && self.running.init_freed.get() {
+        if place.init && place.module().is_none() && self.running.init_freed.get() {
             return NewState::Gone;
         }
         let is_armed =
@@ -260,7 +273,7 @@ impl Armer {
                 "the kernel patches this instruction itself at run time, and all four debug registers are taken"
                     .to_owned(),
             ),
-            Arming::Watch(bytes) => NewState::Watching(bytes),
+            Arming::Watch(pieces) => NewState::Watching(pieces),
             Arming::Later(reason) => NewState::Pending(reason),
             Arming::Refused(reason) => NewState::Refused(reason),
         }
@@ -310,8 +323,8 @@ enum NewState {
         ip: Gva,
         at: Gva,
     },
-    /// The probe watches the bytes.
-    Watching(WatchedBytes),
+    /// The probe watches the bytes of the pieces.
+    Watching(Vec<WatchedBytes>),
     /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
     AsItIs,
     Pending(&'static str),

@@ -8,7 +8,7 @@ use crate::engine::arm::jumps::ELSEWHERE;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
 use crate::engine::watch::table::WatchedBytes;
-use crate::resolve::{Place, PlantTime, Via};
+use crate::resolve::{MemoryOwner, Place, PlantTime, Via};
 
 /// The reason why a late probe cannot be on the pushes of the #BP handler.
 const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
@@ -23,7 +23,10 @@ impl Armer {
     /// The way to arm `place` now.
     pub(crate) fn arming(&self, place: &Place, located: Located) -> Arming {
         if place.when == PlantTime::BootPatched && !self.running.boot_patched.get() {
-            return Arming::Later("the kernel rewrites this instruction while it boots");
+            return Arming::Later(match place.owner {
+                MemoryOwner::Processors => "the kernel has not made the processors' copies yet",
+                _ => "the kernel rewrites this instruction while it boots",
+            });
         }
         let (linked, len) = match place.via {
             Via::ProtectedPage { len, access } => {
@@ -53,7 +56,7 @@ impl Armer {
         if self.int3.is_redirected(spot.gpa) {
             return Arming::Refused(REDIRECTED.to_owned());
         }
-        if place.module.is_none()
+        if place.module().is_none()
             && self.running.boot_patched.get()
             && self.running.is_jumped_over(linked, spot.gpa)
         {
@@ -78,25 +81,20 @@ impl Armer {
         access: WatchedAccess,
         located: Located,
     ) -> Arming {
-        let Some(spot) = self.running.data_at(place, place.ip, len, located) else {
-            return not_there(place, place.ip);
+        let pieces = match self.running.watched_bytes(place, len, access, located) {
+            Ok(pieces) => pieces,
+            Err(why) => return Arming::Refused(why.to_string()),
         };
-        let bytes = WatchedBytes {
-            at: located.running_at(place, place.ip),
-            spot,
-            len,
-            access,
-        };
-        let mut pages = bytes.pages();
+        let mut pages = pieces.iter().flat_map(WatchedBytes::pages);
         match pages.any(|page| self.running.planter.pages().keeps(page)) {
             true => Arming::Refused(PLANTED.to_owned()),
-            false => Arming::Watch(bytes),
+            false => Arming::Watch(pieces),
         }
     }
 }
 
 fn not_there(place: &Place, linked: Gva) -> Arming {
-    Arming::Refused(match place.module {
+    Arming::Refused(match place.module() {
         Some(_) => format!("{linked} is not in memory"),
         None => format!("{linked} is not in the kernel's image"),
     })

@@ -28,6 +28,7 @@ use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
+use crate::engine::task_watch::TaskWatch;
 use crate::engine::tasks::{Position, Tasks};
 use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
@@ -52,6 +53,7 @@ pub(crate) struct Hits {
     pub(crate) readers: Arc<Readers>,
     pub(crate) returns: Arc<Returns>,
     pub(crate) uprobes: Arc<Uprobes>,
+    pub(crate) task_watch: Arc<TaskWatch>,
     /// vCPUs that resume with their present registers after a pause: see [`resuming`](Self::resuming).
     pub(crate) resuming: Mutex<BTreeSet<usize>>,
 }
@@ -176,7 +178,13 @@ impl Hits {
                     needs_pause |= self.returns.enter_call(&mut hit, probe, purpose)
                 }
                 Purpose::KernelEvent(KernelEvent::TaskEnded) => self.returns.end_task(hit.vcpu)?,
-                Purpose::KernelEvent(KernelEvent::TaskLeft) => self.returns.leave_task(hit.vcpu()),
+                Purpose::KernelEvent(KernelEvent::TaskLeft) => {
+                    self.returns.leave_task(hit.vcpu());
+                    needs_pause |= self.task_watch.concerns_release(&hit.regs);
+                }
+                Purpose::KernelEvent(KernelEvent::TaskStarted) => {
+                    needs_pause |= self.task_watch.concerns_start(&hit.regs);
+                }
                 Purpose::KernelEvent(KernelEvent::Reader(reader)) => {
                     match self.readers.reader_needs(hit.vcpu, *reader, &hit.regs)? {
                         ReaderNeeds::Nothing => (),

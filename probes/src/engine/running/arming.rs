@@ -16,8 +16,8 @@ pub(crate) enum Arming {
         at: Gva,
         spot: Spot,
     },
-    /// The pages of the watched bytes are protected.
-    Watch(WatchedBytes),
+    /// The pages of the watched bytes are protected: one piece, or several.
+    Watch(Vec<WatchedBytes>),
     /// The probe cannot be armed yet.
     Later(&'static str),
     Refused(String),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use address::Gva;
 use arc_swap::ArcSwapOption;
 
-use crate::resolve::Place;
+use crate::resolve::{MemoryOwner, Place};
 
 /// The location of the running kernel.
 #[derive(Clone, Copy, Debug)]
@@ -26,9 +26,11 @@ impl Located {
 
     /// The run-time address of `at`, an address in the terms of `place`.
     pub(crate) fn running_at(self, place: &Place, at: Gva) -> Gva {
-        match place.module {
-            Some(_) => at,
-            None => at.wrapping_add(self.slide.cast_unsigned()),
+        match place.owner {
+            MemoryOwner::Module(_) | MemoryOwner::Task(_) => at,
+            MemoryOwner::Kernel | MemoryOwner::Processors => {
+                at.wrapping_add(self.slide.cast_unsigned())
+            }
         }
     }
 }

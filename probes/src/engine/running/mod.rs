@@ -5,9 +5,11 @@
 pub(crate) mod arming;
 pub(crate) mod boundaries;
 pub(crate) mod call_sites;
+pub(crate) mod data;
 pub(crate) mod loaded;
 pub(crate) mod located;
 pub(crate) mod prepare;
+mod view;
 
 use std::sync::Arc;
 
@@ -127,41 +129,9 @@ impl Running {
         }
     }
 
-    /// The guest-physical location of the `len` bytes of data from `at` on, an address in the terms of `place`; `None` if they are not in memory. The pages
-    /// of a module's data may lie anywhere.
-    pub(crate) fn data_at(
-        &self,
-        place: &Place,
-        at: Gva,
-        len: usize,
-        located: Located,
-    ) -> Option<Spot> {
-        if place.module.is_none() {
-            return self.gpa_of(at, located).map(Spot::contiguous);
-        }
-        let paging = self.modules.paging()?;
-        let memory = |at| {
-            let gpa = walk(&self.planter, &paging, at).ok()?.gpa;
-            let is_there = self.planter.read_own(gpa, &mut [0]).is_ok();
-            is_there.then_some(gpa)
-        };
-        let first = Spot {
-            gpa: memory(at)?,
-            beyond: None,
-        };
-        if len <= first.room() {
-            return Some(first);
-        }
-        let next = at.page().checked_add(PAGE_BYTES)?;
-        Some(Spot {
-            beyond: Some(memory(next)?),
-            ..first
-        })
-    }
-
     /// The guest-physical location of `at`, an address in the terms of `place`.
     pub(crate) fn spot_of(&self, place: &Place, at: Gva, located: Located) -> Option<Spot> {
-        match place.module {
+        match place.module() {
             Some(module) => self.modules.at(module)?.spot(at),
             None => self.gpa_of(at, located).map(Spot::contiguous),
         }

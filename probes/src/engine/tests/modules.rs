@@ -15,7 +15,7 @@ use crate::engine::modules::is_expected;
 use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::resolve::{Place, PlantTime, ResolveProblem, Via, in_module};
+use crate::resolve::{MemoryOwner, Place, PlantTime, ResolveProblem, Via, in_module};
 
 const MODULE: Gva = Gva(0x7000);
 const IN_MODULE: ProbeId = ProbeId(99);
@@ -161,7 +161,7 @@ fn probe_in_a_module_that_goes_keeps_no_types() {
         },
         when: PlantTime::TextPresent,
         init: false,
-        module: Some(MODULE),
+        owner: MemoryOwner::Module(MODULE),
         arguments: ArgumentSource::default(),
     }));
     guest.reach(guest.unloads, MODULE.0);

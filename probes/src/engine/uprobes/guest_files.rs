@@ -2,9 +2,7 @@
 
 use std::sync::OnceLock;
 
-use address::Gva;
-use inspect::{FileLayout, FileReader, KernelMemory, KernelView, NotReadable};
-use introspect::{PagingState, PhysMemory, read_virt};
+use inspect::{FileLayout, FileReader, KernelView};
 
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
@@ -18,19 +16,6 @@ const MAX_ALL_BYTES: usize = 1 << 30;
 #[derive(Debug, Default)]
 pub(crate) struct GuestFiles {
     layout: OnceLock<Option<FileLayout>>,
-}
-
-/// The kernel's address space.
-struct ByTables<'m> {
-    memory: &'m dyn PhysMemory,
-    paging: PagingState,
-}
-
-impl KernelMemory for ByTables<'_> {
-    fn read(&self, at: Gva, buf: &mut [u8]) -> Result<(), NotReadable> {
-        let len = buf.len();
-        read_virt(self.memory, &self.paging, at, buf).map_err(|_| NotReadable { at, len })
-    }
 }
 
 impl GuestFiles {
@@ -47,13 +32,10 @@ impl GuestFiles {
         read: impl FnOnce(&FileReader<'_>, &KernelView<'_>) -> T,
     ) -> Option<T> {
         let layout = self.prepare(&running.kernel)?;
-        let memory = ByTables {
-            memory: running.memory.as_ref(),
-            paging: running.modules.paging()?,
+        let with_files = |view: &KernelView<'_>| {
+            let reader = FileReader::new(layout, view, MAX_READ_BYTES, MAX_ALL_BYTES)?;
+            Some(read(&reader, view))
         };
-        let (symbols, types) = (running.kernel.symbols(), running.kernel.types().ok());
-        let view = KernelView::new(&memory, symbols, types, running.slide()?);
-        let reader = FileReader::new(layout, &view, MAX_READ_BYTES, MAX_ALL_BYTES)?;
-        Some(read(&reader, &view))
+        running.with_view(with_files)?
     }
 }

@@ -305,12 +305,13 @@ impl Watches {
         match &probe.purpose {
             Purpose::Trace => {
                 let writer = self.writer(origin);
-                let (at, offset) = (watch.at.into(), watch.offset);
+                let (at, offset, copy) = (watch.at.into(), watch.offset, watch.copy);
                 let bytes = u8::try_from(watch.len).unwrap_or(u8::MAX);
                 let data = match access.kind {
                     AccessKind::Write => DataAccess::Write(DataWrite {
                         at,
                         offset,
+                        copy,
                         bytes,
                         old: events::Hex(access.old),
                         new: events::Hex(access.new),
@@ -318,6 +319,7 @@ impl Watches {
                     AccessKind::Read => DataAccess::Read(DataRead {
                         at,
                         offset,
+                        copy,
                         bytes,
                         value: events::Hex(access.new),
                     }),

@@ -15,7 +15,7 @@ use crate::registry::Probe;
 use crate::registry::Purpose;
 use crate::resolve::WORD_BYTES;
 
-/// The bytes of a watchpoint in memory, on one page or on two.
+/// The bytes of a watchpoint in memory, or a copy of a per-CPU variable: on one page or on two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WatchedBytes {
     /// The run-time address.
@@ -23,6 +23,8 @@ pub(crate) struct WatchedBytes {
     pub(crate) spot: Spot,
     pub(crate) len: usize,
     pub(crate) access: WatchedAccess,
+    /// The processor whose copy of a per-CPU variable it is.
+    pub(crate) copy: Option<u16>,
 }
 
 impl WatchedBytes {
@@ -55,6 +57,7 @@ impl WatchedBytes {
                 offset: u16::try_from(offset).unwrap_or(u16::MAX),
                 len,
                 access: self.access,
+                copy: self.copy,
             };
             offset += len;
             Some(word)
@@ -75,6 +78,8 @@ pub(crate) struct Watch {
     pub(crate) len: usize,
     /// The accesses that are hits.
     pub(crate) access: WatchedAccess,
+    /// The processor whose copy of a per-CPU variable it is.
+    pub(crate) copy: Option<u16>,
 }
 
 /// The identity of a word, in the order of the table.
@@ -202,6 +207,7 @@ impl WatchTable {
                     spot: Spot::contiguous(Gpa(gpa)),
                     len,
                     access,
+                    copy: None,
                 };
                 bytes.words(&Arc::new(probe)).collect::<Vec<_>>()
             });
@@ -268,6 +274,7 @@ mod tests {
             },
             len: 16,
             access: WatchedAccess::Writes,
+            copy: None,
         };
         let pages: Vec<_> = bytes.pages().collect();
         assert_eq!(pages, [Gpa(0x5000), Gpa(0x3000)]);

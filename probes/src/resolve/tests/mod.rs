@@ -11,8 +11,8 @@ use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
 use super::{
-    PATTERN_HELP, Place, PlantTime, Refusal, ResolveError, ResolveProblem, Resolved, Via,
-    functions, resolve,
+    MemoryOwner, PATTERN_HELP, Place, PlantTime, Refusal, ResolveError, ResolveProblem, Resolved,
+    TaskMember, Via, functions, in_task, resolve,
 };
 use crate::{ArgumentSource, Kernel};
 

@@ -14,7 +14,7 @@ fn a_plain_function_is_planted_where_it_begins() {
         via: Via::Plant { at, len: 1 },
         when: PlantTime::TextPresent,
         init: false,
-        module: None,
+        owner: MemoryOwner::Kernel,
         arguments: ArgumentSource::Registers,
     };
     assert_eq!(place(&kernel, "kprobe:plain"), expected);

@@ -1,5 +1,6 @@
 //! Data that can be watched.
 
+use introspect::btf::synthetic::Blob;
 use manifest::WatchedAccess;
 
 use super::*;
@@ -86,9 +87,10 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         ),
         (
             &format!("watch:{per_cpu}:8"),
-            "it is a per-CPU variable, and this version watches variables of the kernel's image and of modules only"
-                .to_owned(),
-            Some("write kprobe:FUNCTION for a function that writes it".to_owned()),
+            format!(
+                "{per_cpu} is in the section of per-CPU variables, which the kernel has copied for each processor"
+            ),
+            Some("write watch:NAME:LENGTH, for the copies of all processors".to_owned()),
         ),
         (
             "watch:0x1000:8",
@@ -101,6 +103,128 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         assert_eq!(error.problem.to_string(), message);
         assert_eq!(error.help(), help);
     }
+}
+
+/// A kernel with a per-CPU variable `count`, and `others` of 8 bytes in the section, too.
+fn with_per_cpu(others: &[&str], has_table: bool) -> Kernel {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.variable("__per_cpu_start", 0);
+    kernel.variable("count", 0);
+    others.iter().for_each(|name| {
+        kernel.variable(name, 0);
+    });
+    kernel.variable("__per_cpu_end", 0);
+    if has_table {
+        kernel.variable("__per_cpu_offset", 0);
+    }
+    kernel.kernel()
+}
+
+#[test]
+fn per_cpu_variable_is_watched_once_the_processors_have_copies() {
+    let found = place(&with_per_cpu(&[], true), "watch:count+0x4:4");
+    assert_eq!(found.owner, MemoryOwner::Processors);
+    assert_eq!(found.when, PlantTime::BootPatched);
+    let of_kernel = place(&with_per_cpu(&[], true), "watch:__per_cpu_offset:8");
+    assert_eq!(of_kernel.owner, MemoryOwner::Kernel);
+}
+
+#[test]
+fn unsuitable_per_cpu_data_is_refused() {
+    let message = |kernel: &Kernel, spec| problem(kernel, spec).problem.to_string();
+    assert_eq!(
+        message(&with_per_cpu(&[], false), "watch:count:8"),
+        "it is a per-CPU variable, and the kernel has no symbol `__per_cpu_offset`, which says where the processors' copies are"
+    );
+    // The label is no variable, but has the bytes up to the next.
+    let outside = message(&with_per_cpu(&[], true), "watch:count+4:8");
+    assert_eq!(
+        outside,
+        "its bytes are not all in `count`, which has 8 bytes"
+    );
+    for object in [
+        "exception_stacks",
+        "kvm_apic_eoi",
+        "irq_stack_backing_store",
+    ] {
+        let kernel = with_per_cpu(&[object], true);
+        let expected = format!(
+            "its page holds `{object}`, which the processor or KVM writes without an instruction of the guest"
+        );
+        assert_eq!(message(&kernel, "watch:count:8"), expected);
+    }
+    let kernel = with_per_cpu(&["gdt_page"], true);
+    place(&kernel, "watch:count:8");
+    let expected =
+        "its page holds `gdt_page`, which the processor reads without an instruction of the guest";
+    assert_eq!(message(&kernel, "watch:count:8:r"), expected);
+}
+
+/// A kernel with a `struct task_struct` of three members.
+fn with_tasks() -> Kernel {
+    let mut blob = Blob::new();
+    let int = blob.int("int", 4);
+    let char = blob.int("char", 1);
+    let comm = blob.array(char, 16);
+    let flags = [("flags", int, 0), ("pid", int, 4), ("comm", comm, 8)];
+    blob.structure("task_struct", 24, &flags);
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.types(&blob.finish());
+    kernel.kernel()
+}
+
+fn member(spec: &str) -> TaskMember {
+    let spec = spec.parse().expect("a probe");
+    let mut found = resolve(&with_tasks(), &spec, 0).expect("resolved");
+    match found.pop().map(|site| site.place) {
+        Some(Err(Refusal::NotStarted { member })) => member,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn member_of_a_task_has_a_place_once_the_process_is_started() {
+    let of = member("watch:struct task_struct.comm@pid:7:rw");
+    assert_eq!((of.pid, of.words()), (7, 3));
+    let reason = Refusal::NotStarted { member: of.clone() };
+    assert!(reason.is_pending());
+    assert_eq!(
+        reason.to_string(),
+        "the guest has not started a process with the number 7"
+    );
+    let found = in_task(&of, Gva(0x1000));
+    let access = WatchedAccess::Both;
+    assert_eq!(found.ip, Gva(0x1008));
+    assert_eq!(found.owner, MemoryOwner::Task(Gva(0x1000)));
+    assert_eq!(found.via, Via::ProtectedPage { len: 16, access });
+    let of = in_task(
+        &member("watch:struct task_struct.comm@pid:7:4"),
+        Gva(0x1000),
+    );
+    let access = WatchedAccess::Writes;
+    assert_eq!(of.via, Via::ProtectedPage { len: 4, access });
+}
+
+#[test]
+fn unknown_member_of_a_task_is_refused() {
+    let kernel = with_tasks();
+    let message = |kernel: &Kernel, spec| problem(kernel, spec).problem.to_string();
+    assert_eq!(
+        message(&kernel, "watch:struct task_struct.state@pid:1"),
+        "`struct task_struct` has no member `state`"
+    );
+    assert_eq!(
+        message(&kernel, "watch:struct task_struct.flags@pid:1:8"),
+        "its bytes are not all in `flags`, which has 4 bytes"
+    );
+    let mut untyped = SyntheticKernel::new();
+    untyped.function("plain", &PLAIN);
+    assert_eq!(
+        message(&untyped.kernel(), "watch:struct task_struct.flags@pid:1"),
+        "the kernel has no types (BTF), which say where the member of a task is"
+    );
 }
 
 #[test]

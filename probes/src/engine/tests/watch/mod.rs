@@ -1,6 +1,8 @@
 //! Writes of the guest to watched data.
 
 mod in_modules;
+mod in_tasks;
+mod per_cpu;
 mod reads;
 mod stepped;
 
@@ -189,6 +191,7 @@ fn protect_code(watched: &Watched) {
         spot: Spot::contiguous(Gpa(gpa(watched.at))),
         len: 4,
         access: WatchedAccess::Writes,
+        copy: None,
     };
     let words = bytes.words(&Arc::new(probe)).collect();
     let (rig, table) = (&watched.rig, WatchTable::new(words));

@@ -1,0 +1,308 @@
+//! Watchpoints at data of tasks.
+
+use std::sync::Arc;
+
+use address::Gva;
+use events::ProbeState;
+use introspect::PagingState;
+use introspect::btf::synthetic::Blob;
+
+use super::{MOV, Watched};
+use crate::engine::hits::outcome::HitOutcome;
+use crate::engine::tests::{DATA, PLAIN, ROOT, Rig, vcpu};
+use crate::resolve::synthetic::SyntheticKernel;
+
+/// The page with the structs of two tasks, and the first task of the kernel, in front of it.
+const FIRST: u64 = DATA + 0x1000;
+const SECOND: u64 = FIRST + 0x400;
+const SWAPPER: u64 = DATA;
+/// The places of members.
+const LINKS: u64 = 0x10;
+const TID: u64 = 0x30;
+const PID: u64 = 0x34;
+const NUMBER: u64 = 0x38;
+const FLAGS: u64 = 0x40;
+const OF_PROCESS: &str = "watch:struct task_struct.flags@pid:7";
+
+fn types() -> Blob {
+    let mut blob = Blob::new();
+    let char = blob.int("char", 1);
+    let int = blob.int("int", 4);
+    let pointer = blob.pointer(char);
+    let links = [("next", pointer, 0), ("prev", pointer, 8)];
+    let list = blob.structure("list_head", 16, &links);
+    let comm = blob.array(char, 16);
+    let user = blob.structure("kuid_t", 4, &[("val", int, 0)]);
+    blob.structure("cred", 16, &[("uid", user, 0), ("euid", user, 8)]);
+    blob.structure("signal_struct", 32, &[("thread_head", list, 16)]);
+    let task = [
+        ("__state", int, 0),
+        ("exit_state", int, 8),
+        ("tasks", list, 0x10),
+        ("thread_node", list, 0x20),
+        ("pid", int, 0x30),
+        ("tgid", int, 0x34),
+        ("thread_pid", pointer, 0x38),
+        ("flags", int, 0x40),
+        ("real_parent", pointer, 0x48),
+        ("real_cred", pointer, 0x50),
+        ("signal", pointer, 0x58),
+        ("mm", pointer, 0x60),
+        ("comm", comm, 0x68),
+    ];
+    blob.structure("task_struct", 0x100, &task);
+    blob
+}
+
+/// A guest whose kernel has tasks.
+struct Guest {
+    watched: Watched,
+    frees: Gva,
+    starts: Gva,
+    leaves: Gva,
+}
+
+impl Guest {
+    /// A guest with a watchpoint from the start on, whose kernel has booted.
+    fn watching() -> Self {
+        let guest = Self::new(&[OF_PROCESS], "wake_up_new_task");
+        guest.boot();
+        guest
+    }
+
+    fn new(probes: &[&str], starter: &str) -> Self {
+        let mut kernel = SyntheticKernel::new();
+        let at = kernel.function("writer", &MOV);
+        let frees = kernel.function("free_initmem", &PLAIN);
+        let starts = kernel.function(starter, &PLAIN);
+        let leaves = kernel.function("put_task_struct_rcu_user", &PLAIN);
+        kernel.symbol("init_task", Gva(SWAPPER));
+        kernel.types(&types().finish());
+        let rig = Rig::new(&kernel, probes);
+        let paging = Arc::new(PagingState::four_level(ROOT));
+        rig.engine.running.modules.paging.store(Some(paging));
+        let watched = Watched {
+            rig,
+            at,
+            data: FIRST + FLAGS,
+        };
+        let guest = Self {
+            watched,
+            frees,
+            starts,
+            leaves,
+        };
+        guest.link(&[]);
+        guest
+    }
+
+    /// The kernel is about to start the first program.
+    fn boot(&self) {
+        assert!(self.calls(self.frees, 0));
+    }
+
+    fn put(&self, at: u64, value: u64) {
+        self.watched.rig.memory.put(at, &value.to_le_bytes());
+    }
+
+    /// Makes a task a thread of a process.
+    fn number(&self, task: u64, tid: u32, pid: u32) {
+        self.watched.rig.memory.put(task + TID, &tid.to_le_bytes());
+        self.watched.rig.memory.put(task + PID, &pid.to_le_bytes());
+        self.put(task + NUMBER, DATA);
+    }
+
+    /// Makes the tasks all processes of the kernel's list.
+    fn link(&self, tasks: &[u64]) {
+        let mut last = SWAPPER;
+        for task in tasks.iter().chain(&[SWAPPER]) {
+            self.put(last + LINKS, task + LINKS);
+            last = *task;
+        }
+    }
+
+    /// The kernel has taken the task out of its list.
+    fn release(&self, task: u64) {
+        self.put(task + NUMBER, 0);
+    }
+
+    /// The kernel calls the function with the task. Returns whether the others were paused.
+    fn calls(&self, function: Gva, task: u64) -> bool {
+        let rig = &self.watched.rig;
+        let mut vcpu = vcpu(function);
+        vcpu.regs.rdi = task;
+        let outcome = rig.engine.hits.on_hit(&mut vcpu, function);
+        if outcome.expect("handled") == HitOutcome::Resume {
+            return false;
+        }
+        let run = |_: &mut _, _: text::To<'_>| panic!("nothing to step");
+        let hits = &rig.engine.paused_hits;
+        let handled = hits.on_paused_hit(&mut vcpu, &rig.paused, function, run);
+        handled.expect("handled");
+        true
+    }
+
+    fn state(&self) -> ProbeState {
+        self.watched.rig.states()[0]
+    }
+
+    fn missed(&self) -> Option<u64> {
+        let summary = self.watched.rig.probe(0);
+        summary.missed.get("unprotected").copied()
+    }
+}
+
+#[test]
+fn write_to_a_task_is_a_hit_from_its_start_to_its_release() {
+    let guest = Guest::watching();
+    assert_eq!(guest.state(), ProbeState::Pending);
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    assert_eq!(guest.state(), ProbeState::Armed);
+    assert_eq!(guest.watched.protected(), [FIRST]);
+    guest
+        .watched
+        .exit(&mut guest.watched.vcpu(FIRST + FLAGS, 5));
+    assert_eq!(guest.watched.writes(), [(0, 5)]);
+    // The task has left its processor, and its parent has not waited for it yet.
+    assert!(!guest.calls(guest.leaves, FIRST));
+    assert_eq!(guest.watched.protected(), [FIRST]);
+    guest.link(&[]);
+    guest.release(FIRST);
+    assert!(guest.calls(guest.leaves, FIRST));
+    assert_eq!(guest.state(), ProbeState::Gone);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    assert_eq!(guest.missed(), None);
+}
+
+#[test]
+fn task_that_boots_the_kernel_is_watched_once_the_kernel_has_booted() {
+    let guest = Guest::new(&[OF_PROCESS], "wake_up_new_task");
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(!guest.calls(guest.starts, FIRST));
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    guest.boot();
+    assert_eq!(guest.state(), ProbeState::Armed);
+    assert_eq!(guest.watched.protected(), [FIRST]);
+    assert_eq!(guest.missed(), None);
+}
+
+#[test]
+fn next_process_of_the_number_is_watched() {
+    let guest = Guest::watching();
+    for task in [FIRST, SECOND] {
+        guest.number(task, 7, 7);
+        guest.link(&[task]);
+        assert!(guest.calls(guest.starts, task));
+        assert_eq!(guest.state(), ProbeState::Armed);
+        guest.watched.exit(&mut guest.watched.vcpu(task + FLAGS, 5));
+        guest.link(&[]);
+        guest.release(task);
+        assert!(guest.calls(guest.leaves, task));
+    }
+    assert_eq!(guest.watched.writes(), [(0, 5), (0, 5)]);
+}
+
+#[test]
+fn other_tasks_need_no_pause() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 8, 8);
+    assert!(!guest.calls(guest.starts, FIRST));
+    // Another thread of the process.
+    guest.number(FIRST, 9, 7);
+    assert!(!guest.calls(guest.starts, FIRST));
+    guest.release(FIRST);
+    assert!(!guest.calls(guest.leaves, FIRST));
+    assert!(!guest.calls(guest.starts, 0xdead_0000));
+    assert_eq!(guest.state(), ProbeState::Pending);
+}
+
+#[test]
+fn process_whose_other_thread_calls_execve_is_watched_with_a_miss() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    // The other thread takes the number, and the kernel releases the former first thread.
+    guest.number(SECOND, 7, 7);
+    guest.number(FIRST, 9, 7);
+    guest.link(&[SECOND]);
+    guest.release(FIRST);
+    assert!(guest.calls(guest.leaves, FIRST));
+    assert_eq!(guest.state(), ProbeState::Armed);
+    assert_eq!(guest.missed(), Some(1));
+    guest
+        .watched
+        .exit(&mut guest.watched.vcpu(SECOND + FLAGS, 5));
+    assert_eq!(guest.watched.writes(), [(0, 5)]);
+}
+
+#[test]
+fn process_that_is_there_is_watched_at_once() {
+    let guest = Guest::new(&[], "wake_up_new_task");
+    guest.boot();
+    // Without a watchpoint, the kernel's functions have no plants.
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    guest.watched.register(OF_PROCESS);
+    assert_eq!(guest.state(), ProbeState::Armed);
+    assert_eq!(guest.watched.protected(), [FIRST]);
+    // It comes again, as if the vCPU were in front of the function when the probe came.
+    guest.calls(guest.starts, FIRST);
+    assert_eq!(guest.watched.protected(), [FIRST]);
+    guest
+        .watched
+        .exit(&mut guest.watched.vcpu(FIRST + FLAGS, 5));
+    assert_eq!(guest.watched.writes(), [(0, 5)]);
+}
+
+#[test]
+fn knob_forgets_tasks_that_have_gone_meanwhile() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    let rig = &guest.watched.rig;
+    let set = |armed| rig.engine.set_armed(&rig.paused, armed).expect("set");
+    set(false);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    guest.link(&[]);
+    guest.release(FIRST);
+    set(true);
+    assert_eq!(guest.state(), ProbeState::Gone);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    set(false);
+    guest.number(SECOND, 7, 7);
+    guest.link(&[SECOND]);
+    set(true);
+    assert_eq!(guest.state(), ProbeState::Armed);
+}
+
+#[test]
+fn data_of_tasks_is_not_watched_if_hyprobe_cannot_see_them_start() {
+    let guest = Guest::new(&[], "wake_up_old_task");
+    guest.boot();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    guest.watched.register(OF_PROCESS);
+    assert_eq!(guest.state(), ProbeState::Refused);
+    assert_eq!(guest.missed(), Some(1));
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+}
+
+#[test]
+fn task_without_memory_is_refused_and_the_next_is_watched() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    // The guest writes a false list, whose task is at the end of memory: its flags are not in memory.
+    let end = (2 << 20) - FLAGS;
+    guest.number(end, 7, 7);
+    assert!(guest.calls(guest.starts, end));
+    assert_eq!(guest.state(), ProbeState::Refused);
+    assert_eq!(guest.missed(), Some(1));
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    assert_eq!(guest.state(), ProbeState::Armed);
+}

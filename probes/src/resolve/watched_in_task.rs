@@ -1,0 +1,66 @@
+//! Resolves watchpoints at members of a task: a place in the kernel's `struct task_struct`, and the number of the process.
+//!
+//! The structs of tasks are on pages with nothing else, and stay there from the start of the task until the kernel releases the task, which hyprobe sees.
+
+use std::sync::Arc;
+
+use address::Gva;
+use manifest::{MAX_WATCHED_BYTES, WatchedData};
+
+use super::place::{MemoryOwner, Place, PlantTime, Via};
+use super::task_member::TaskMember;
+use super::watch_problem::WatchProblem;
+use crate::arguments::ArgumentSource;
+use crate::kernel::Kernel;
+
+/// The type of tasks.
+const TASK: &str = "task_struct";
+
+/// The data in the `struct task_struct` at `task`.
+pub(crate) fn in_task(member: &TaskMember, task: Gva) -> Place {
+    Place {
+        ip: task.wrapping_add(member.offset),
+        symbol: Arc::clone(&member.symbol),
+        via: Via::ProtectedPage {
+            len: member.len,
+            access: member.access,
+        },
+        when: PlantTime::TextPresent,
+        init: false,
+        owner: MemoryOwner::Task(task),
+        arguments: ArgumentSource::Registers,
+    }
+}
+
+/// Resolves the member `path` of the process `pid`, whose length `data` may have.
+pub(super) fn resolve(
+    kernel: &Kernel,
+    path: &str,
+    pid: u32,
+    data: &WatchedData,
+) -> Result<TaskMember, WatchProblem> {
+    let types = kernel.types().map_err(|_| WatchProblem::NoTasks)?;
+    let task = types.struct_named(TASK).ok_or(WatchProblem::NoTasks)?;
+    let member = types
+        .member(task, path)
+        .ok_or_else(|| WatchProblem::NoMember {
+            variable: format!("struct {TASK}"),
+            path: path.to_owned(),
+        })?;
+    let bytes = data.bytes.map_or(member.size_bytes, u64::from);
+    if bytes > member.size_bytes {
+        return Err(WatchProblem::Outside {
+            name: path.to_owned(),
+            size: member.size_bytes,
+        });
+    }
+    let len = u16::try_from(bytes).ok();
+    let len = len.filter(|len| (1..=MAX_WATCHED_BYTES).contains(len));
+    Ok(TaskMember {
+        pid,
+        offset: member.offset_bytes,
+        len: len.map(usize::from).ok_or(WatchProblem::Size { bytes })?,
+        access: data.access,
+        symbol: format!("{TASK}.{path}+0x0").into(),
+    })
+}
