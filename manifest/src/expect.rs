@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use regex::Regex;
 
-use crate::{GuestEnd, ProbeAction, ProbeSpec, Word as _};
+use crate::{Allowed, GuestEnd, ProbeAction, ProbeSpec, Word as _};
 
 /// One expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,13 @@ pub enum Expected {
         value: u64,
         /// The place of the value.
         place: ValuePlace,
+    },
+    /// A watchpoint has no other accesses than the allowed ones.
+    Accesses {
+        /// The watchpoint.
+        probe: ProbeSpec,
+        /// The accesses.
+        allowed: Allowed,
     },
     /// The end of the guest.
     End(GuestEnd),
@@ -167,9 +174,9 @@ impl Expectation {
                 .iter()
                 .map(|probe| (probe, ProbeAction::Trace))
                 .collect(),
-            Expected::NeverNegative { probe, .. } | Expected::Seen { probe, .. } => {
-                vec![(probe, ProbeAction::Trace)]
-            }
+            Expected::NeverNegative { probe, .. }
+            | Expected::Seen { probe, .. }
+            | Expected::Accesses { probe, .. } => vec![(probe, ProbeAction::Trace)],
         }
     }
 }
@@ -182,7 +189,8 @@ impl Expectation {
             Expected::Order { probes } => probes.iter_mut().collect(),
             Expected::Hits { probe, .. }
             | Expected::NeverNegative { probe, .. }
-            | Expected::Seen { probe, .. } => vec![probe],
+            | Expected::Seen { probe, .. }
+            | Expected::Accesses { probe, .. } => vec![probe],
         }
     }
 }
@@ -232,6 +240,7 @@ impl fmt::Display for Expectation {
                     }
                 }
             }
+            Expected::Accesses { probe, allowed } => write!(f, "{probe} {allowed}")?,
             Expected::End(end) => write!(f, "the guest ends by {}", end.word())?,
         }
         match self.before {

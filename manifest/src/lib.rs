@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allowed;
 mod choices;
 mod expect;
 mod file;
@@ -17,6 +18,7 @@ mod spec;
 mod suggest;
 pub mod units;
 
+pub use allowed::Allowed;
 pub use choices::{
     Accel, Boot, Console, Format, GuestEnd, ProbeAction, TrapChoice, WhenFull, Word, Workload,
 };

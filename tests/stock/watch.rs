@@ -23,6 +23,7 @@ exactly = 21
 probe = 'watch:total_forks'
 at_least = 16
 ";
+
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mkdir -p /proc
@@ -63,6 +64,12 @@ const READS: &str = "watch:panic_timeout:rw";
 const EXPECTED_READS: &str = "[[expect]]
 probe = 'watch:panic_timeout:rw'
 exactly = 41
+[[expect]]
+probe = 'watch:panic_timeout:rw'
+only = [-1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+[[expect]]
+probe = 'watch:panic_timeout:rw'
+only_by = ['kstrtoint', '*proc_dointvec*']
 ";
 const READ_SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox

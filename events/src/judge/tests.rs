@@ -7,7 +7,8 @@ use manifest::{Expectation, GuestEnd, Manifest};
 
 use super::Judge;
 use crate::{
-    Event, GuestSummary, Hex, Hit, NotStarted, ProbeState, ProbeSummary, Registers, Return, Summary,
+    DataRead, DataWrite, Event, GuestSummary, Hex, Hit, NotStarted, ProbeState, ProbeSummary,
+    Registers, Return, Summary,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -470,4 +471,88 @@ fn lost_events_are_no_proof() {
         lost
     );
     assert_eq!(judge_of("probe = 'kprobe:f'\nat_most = 1"), None);
+}
+
+/// A write to 4 watched bytes by `g`, or a read.
+fn access(value: u64, is_write: bool) -> Event {
+    let Event::Hit(plain) = hit("watch:x:rw", 1) else {
+        unreachable!("a hit")
+    };
+    let (at, offset, copy, bytes) = (Hex(0x1000), 0, None, 4);
+    let write = DataWrite {
+        at,
+        offset,
+        copy,
+        bytes,
+        old: Hex(99),
+        new: Hex(value),
+    };
+    let read = DataRead {
+        at,
+        offset,
+        copy,
+        bytes,
+        value: Hex(value),
+    };
+    Event::Hit(Hit {
+        symbol: "g+0x10".into(),
+        write: is_write.then_some(write),
+        read: (!is_write).then_some(read),
+        ..plain
+    })
+}
+
+#[test]
+fn other_values_of_watched_data_break_an_expectation() {
+    let judged = |accesses: &[(u64, bool)]| {
+        let mut judge = judge("probe = 'watch:x:rw'\nonly = [0, 5, -1]");
+        for (value, is_write) in accesses {
+            judge.event(Duration::ZERO, &access(*value, *is_write));
+        }
+        let hits = accesses.len() as u64;
+        broken(judge, &summary(&[probe("watch:x:rw", hits)]))
+    };
+    assert_eq!(judged(&[]), None);
+    assert_eq!(judged(&[(5, true), (0xffff_ffff, true), (0, false)]), None);
+    let written = judged(&[(5, true), (6, true), (7, true)]).expect("another value");
+    assert_eq!(
+        written,
+        "write at 1.000 s on vCPU 0: g+0x10 has replaced 0x63 by 0x6"
+    );
+    let read = judged(&[(99, false)]).expect("another value");
+    assert_eq!(read, "read at 1.000 s on vCPU 0: g+0x10 has found 0x63");
+}
+
+#[test]
+fn other_functions_that_access_watched_data_break_an_expectation() {
+    let judged = |names: &str| {
+        let mut judge = judge(&format!("probe = 'watch:x:rw'\nonly_by = [{names}]"));
+        judge.event(Duration::ZERO, &access(1, true));
+        broken(judge, &summary(&[probe("watch:x:rw", 1)]))
+    };
+    assert_eq!(judged("'f', 'g'"), None);
+    assert_eq!(judged("'[g-h]'"), None);
+    assert!(judged("'f'").is_some());
+}
+
+#[test]
+fn unseen_accesses_break_an_expectation_of_values() {
+    let judged = |change: &dyn Fn(&mut ProbeSummary), dropped| {
+        let mut probe = probe("watch:x:rw", 0);
+        change(&mut probe);
+        let judge = judge("probe = 'watch:x:rw'\nonly = [0]");
+        let mut summary = summary(&[probe]);
+        summary.dropped = dropped;
+        broken(judge, &summary)
+    };
+    let missed = |probe: &mut ProbeSummary| {
+        probe.missed.insert("unprotected".to_owned(), 2);
+    };
+    assert_eq!(
+        judged(&missed, 0).as_deref(),
+        Some("none that were seen, but accesses of watch:x:rw: 2 were not seen (unprotected 2)")
+    );
+    let refused = judged(&|probe| probe.state = ProbeState::Refused, 0);
+    assert!(refused.is_some_and(|why| why.contains("could not be armed")));
+    assert_eq!(judged(&|_| (), 3).as_deref(), Some("3 events were lost"));
 }

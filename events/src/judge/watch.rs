@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use manifest::{Count, Expectation, Expected, GuestEnd, ProbeSpec, ValuePlace, Width, Word as _};
+use manifest::{
+    Allowed, Count, Expectation, Expected, GuestEnd, ProbeSpec, ValuePlace, Width, Word as _,
+};
 
 use super::tally::Tally;
 use crate::{Event, Hit, Return, Summary};
@@ -37,7 +39,9 @@ impl Watch {
                 Expected::Console { .. } | Expected::Seen { .. } => Progress::Once(false),
                 Expected::Hits { .. } => Progress::Counted(0),
                 Expected::Order { .. } => Progress::Turns(0),
-                Expected::NeverNegative { .. } | Expected::End(_) => Progress::AtTheEnd,
+                Expected::NeverNegative { .. } | Expected::Accesses { .. } | Expected::End(_) => {
+                    Progress::AtTheEnd
+                }
             },
             broken: None,
         }
@@ -103,7 +107,17 @@ impl Watch {
                     self.progress = Progress::Once(true);
                 }
             }
-            Expected::Hits { .. } | Expected::NeverNegative { .. } | Expected::Seen { .. } => (),
+            Expected::Accesses { probe, allowed } if probe.stands_for(name) => {
+                if let Event::Hit(hit) = event
+                    && !is_allowed(allowed, hit)
+                {
+                    self.breaks(|| described(event));
+                }
+            }
+            Expected::Hits { .. }
+            | Expected::NeverNegative { .. }
+            | Expected::Seen { .. }
+            | Expected::Accesses { .. } => (),
         }
     }
 
@@ -155,14 +169,10 @@ impl Watch {
                 ))
             }
             (Expected::NeverNegative { probe, .. }, _) => {
-                let tally = Tally::of(probe, summary);
-                if tally.unseen > 0 {
-                    return Some(format!(
-                        "none that were seen, but returns of {probe}: {}",
-                        tally.unseen_in_words()
-                    ));
-                }
-                tally.blind
+                judge_all(probe, "returns", Tally::of(probe, summary))
+            }
+            (Expected::Accesses { probe, .. }, _) => {
+                judge_all(probe, "accesses", Tally::of(probe, summary))
             }
             (Expected::Seen { probe, .. }, Progress::Once(false)) => {
                 let tally = Tally::of(probe, summary);
@@ -177,6 +187,27 @@ impl Watch {
             _ => None,
         }
     }
+}
+
+/// Judges a condition on all events of a probe, called `events`, that no event has broken.
+fn judge_all(probe: &ProbeSpec, events: &str, tally: Tally) -> Option<String> {
+    if tally.unseen > 0 {
+        let unseen = tally.unseen_in_words();
+        return Some(format!(
+            "none that were seen, but {events} of {probe}: {unseen}"
+        ));
+    }
+    tally.blind
+}
+
+/// Whether the access to watched data is allowed.
+fn is_allowed(allowed: &Allowed, hit: &Hit) -> bool {
+    let value = match (&hit.write, &hit.read) {
+        (Some(write), _) => Some((write.new.0, write.bytes)),
+        (None, Some(read)) => Some((read.value.0, read.bytes)),
+        (None, None) => None,
+    };
+    value.is_some_and(|(value, bytes)| allowed.is_allowed(&hit.symbol, value, bytes))
 }
 
 /// Judges a count. `in_time` is the number of events up to the deadline, if there is a deadline; otherwise the probe's own counters are
@@ -240,7 +271,10 @@ fn is_decided_by_events(expectation: &Expectation) -> bool {
     match &expectation.what {
         Expected::Console { .. } | Expected::End(_) => false,
         Expected::Hits { .. } => expectation.before.is_some(),
-        Expected::Order { .. } | Expected::NeverNegative { .. } | Expected::Seen { .. } => true,
+        Expected::Order { .. }
+        | Expected::NeverNegative { .. }
+        | Expected::Seen { .. }
+        | Expected::Accesses { .. } => true,
     }
 }
 
@@ -277,6 +311,17 @@ fn described(event: &Event) -> String {
             seconds(*ts_ns),
             write.old,
             write.new
+        ),
+        Event::Hit(Hit {
+            symbol,
+            ts_ns,
+            vcpu,
+            read: Some(read),
+            ..
+        }) => format!(
+            "read at {:.3} s on vCPU {vcpu}: {symbol} has found {}",
+            seconds(*ts_ns),
+            read.value
         ),
         Event::Hit(Hit {
             symbol,

@@ -9,7 +9,10 @@ use super::error::Problem;
 use super::probe::{parse_spec, spec};
 use super::reader::Reader;
 use crate::units::parse_duration;
-use crate::{Count, Expectation, Expected, Location, Pattern, ProbeSpec, ValuePlace, Width};
+use crate::{
+    Allowed, Count, Expectation, Expected, Location, Pattern, ProbeSpec, ValuePlace, WatchedData,
+    Width,
+};
 
 const KEYS: &[&str] = &[
     "name",
@@ -24,6 +27,8 @@ const KEYS: &[&str] = &[
     "never_negative",
     "seen",
     "in",
+    "only",
+    "only_by",
     "before",
     "stop",
     "optional",
@@ -31,14 +36,20 @@ const KEYS: &[&str] = &[
 /// The subjects of expectations.
 const SUBJECTS: [&str; 4] = ["console", "probe", "order", "end"];
 /// The conditions on a probe.
-const OF_A_PROBE: [&str; 6] = [
+const OF_A_PROBE: [&str; 8] = [
     "never",
     "at_least",
     "at_most",
     "exactly",
     "never_negative",
     "seen",
+    "only",
+    "only_by",
 ];
+/// The most values or functions of an expectation.
+const MAX_ALLOWED: usize = 256;
+/// The most watched bytes that are a number.
+const MAX_NUMBER_BYTES: u16 = 8;
 /// The maximum size of a compiled pattern; no pattern for a console line needs more.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
@@ -162,6 +173,8 @@ fn probe(expect: &mut Reader<'_, '_, '_>, text: &str, span: Range<usize>) -> Opt
         }
         ["never_negative"] => never_negative(expect, probe),
         ["seen"] => seen(expect, probe),
+        ["only"] => only(expect, probe),
+        ["only_by"] => only_by(expect, probe),
         [first, second, ..] => {
             expect.exclude(first, second);
             None
@@ -171,7 +184,7 @@ fn probe(expect: &mut Reader<'_, '_, '_>, text: &str, span: Range<usize>) -> Opt
             "does not say what is expected of the probe",
             span,
             Some(
-                "add `never = true`, or `at_least`, `at_most`, `exactly`, `never_negative`, `seen`",
+                "add `never = true`, or `at_least`, `at_most`, `exactly`, `never_negative`, `seen`, `only`, `only_by`",
             ),
         ),
     }
@@ -232,6 +245,57 @@ fn seen(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
         value: value.cast_unsigned(),
         place,
     })
+}
+
+fn only(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
+    check_keys(expect, "only", &["probe"]);
+    let data = watched(expect, &probe)?;
+    if data.bytes.is_some_and(|bytes| bytes > MAX_NUMBER_BYTES) {
+        let span = expect.value("probe")?.span();
+        return meaningless(
+            expect,
+            "is about a number, and more than 8 bytes are none",
+            span,
+            Some("watch 8 bytes or less"),
+        );
+    }
+    let values = expect.integers("only")?;
+    let number = values.len();
+    accesses(expect, "only", probe, Allowed::Values(values), number)
+}
+
+fn only_by(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
+    check_keys(expect, "only_by", &["probe"]);
+    watched(expect, &probe)?;
+    let names = expect.strings("only_by")?;
+    let names: Vec<String> = names.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let number = names.len();
+    accesses(expect, "only_by", probe, Allowed::Functions(names), number)
+}
+
+fn accesses(
+    expect: &mut Reader<'_, '_, '_>,
+    key: &'static str,
+    probe: ProbeSpec,
+    allowed: Allowed,
+    number: usize,
+) -> Option<Expected> {
+    if (1..=MAX_ALLOWED).contains(&number) {
+        return Some(Expected::Accesses { probe, allowed });
+    }
+    let span = expect.value(key)?.span();
+    let help = "write 1 to 256; for no access at all, write `never = true`";
+    meaningless(expect, "allows no access, or too many", span, Some(help))
+}
+
+/// The data of a watchpoint.
+fn watched<'p>(expect: &mut Reader<'_, '_, '_>, probe: &'p ProbeSpec) -> Option<&'p WatchedData> {
+    if let Location::Data(data) = &probe.location {
+        return Some(data);
+    }
+    let span = expect.value("probe")?.span();
+    let help = "write watch:NAME, for the accesses to data";
+    meaningless(expect, "is about data", span, Some(help))
 }
 
 fn is_entry(probe: &ProbeSpec) -> bool {

@@ -175,6 +175,21 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
     /// A number of any size.
     pub(super) fn integer(&mut self, key: &'static str) -> Option<(i64, Range<usize>)> {
         let value = self.value(key)?;
+        let number = self.parse_integer(key, value)?;
+        Some((number, value.span()))
+    }
+
+    /// An array of numbers.
+    pub(super) fn integers(&mut self, key: &'static str) -> Option<Vec<i64>> {
+        let value = self.value(key)?;
+        let DeValue::Array(elements) = value.get_ref() else {
+            return self.wrong_type(key, "an array of integers", None, value);
+        };
+        let numbers = elements.iter();
+        numbers.map(|it| self.parse_integer(key, it)).collect()
+    }
+
+    fn parse_integer(&mut self, key: &'static str, value: &Spanned<DeValue<'_>>) -> Option<i64> {
         let DeValue::Integer(number) = value.get_ref() else {
             return self.wrong_type(key, "an integer", None, value);
         };
@@ -191,7 +206,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
                 span: value.span().into(),
             });
         }
-        parsed.map(|number| (number, value.span()))
+        parsed
     }
 
     /// A number of 0 or more.

@@ -387,6 +387,12 @@ fn expectations_are_described_in_words() {
         seen = 0xffffffffffffffff
         in = "arg1"
         [[expect]]
+        probe = "watch:panic_timeout"
+        only = [0, 0x10, -1]
+        [[expect]]
+        probe = "watch:panic_timeout:r"
+        only_by = ["proc_*", "panic"]
+        [[expect]]
         end = "poweroff"
         "#,
     );
@@ -400,6 +406,8 @@ fn expectations_are_described_in_words() {
             "kprobe:a, then kretprobe:b",
             "kretprobe:f never returns a negative number",
             "kprobe:f is given -1 as argument 1 once",
+            "watch:panic_timeout has only the values 0, 16, -1",
+            "watch:panic_timeout:r is accessed only by proc_*, panic",
             "the guest ends by poweroff",
         ]
     );
@@ -445,6 +453,14 @@ fn expectations_that_mean_nothing_are_refused() {
         "probe = 'kprobe:f'\nseen = 1\nin = 'return'",
         "probe = 'kprobe:f+4'\nseen = 1\nin = 'arg0'",
         "order = ['kprobe:a', 'kprob:b']",
+        "probe = 'kprobe:f'\nonly = [1]",
+        "probe = 'kprobe:f'\nonly_by = ['f']",
+        "probe = 'watch:x'\nonly = []",
+        "probe = 'watch:x'\nonly = ['1']",
+        "probe = 'watch:x'\nonly = 1",
+        "probe = 'watch:x'\nonly_by = []",
+        "probe = 'watch:x:9'\nonly = [1]",
+        "probe = 'watch:x'\nonly = [1]\nonly_by = ['f']",
     ] {
         message(table);
     }
