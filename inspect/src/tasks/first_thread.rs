@@ -1,37 +1,47 @@
 //! The first threads of processes: found by the number of the process, and recognised at their address.
 //!
-//! The kernel gives each thread a number (`pid`), and the number of its process (`tgid`); the two are equal for the first thread. When the
-//! kernel releases a thread, the thread loses its `thread_pid`, and leaves the list of tasks, before its memory is freed.
+//! The kernel gives each thread a number (`pid`), and the number of its process (`tgid`); the two are equal for the first thread. If another thread calls
+//! `execve`, that thread takes the numbers of the first one, and becomes the `group_leader` of the former.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use address::Gva;
+use introspect::Btf;
 use introspect::btf::Slot;
 
 use super::{TaskList, TaskListError};
 use crate::structs::StructType;
 use crate::view::KernelView;
 
-/// A reader of the first threads of processes. Made while the kernel runs; [`find`](Self::find) reads while the kernel is paused.
+/// A reader of the first threads of processes. [`find`](Self::find) reads while the kernel is paused.
 #[derive(Debug)]
 pub struct FirstThreads {
     list: TaskList,
-    /// `task_struct.thread_pid`.
-    number: Slot,
+    /// `task_struct.group_leader`.
+    leader: Slot,
+    /// The offset of `task_struct.rcu`.
+    rcu: u64,
 }
 
 impl FirstThreads {
-    /// Takes the layout of tasks from the types of `view`.
+    /// Takes the layout of tasks from the kernel's types.
     ///
     /// # Errors
     ///
     /// If the types do not describe tasks.
-    pub fn new(view: &KernelView<'_>) -> Result<Self, TaskListError> {
-        let list = TaskList::new(view)?;
-        let types = view.types().ok_or(TaskListError::NoTypes)?;
+    pub fn new(types: &Btf) -> Result<Self, TaskListError> {
+        let list = TaskList::of(types)?;
         let task = StructType::named(types, "task_struct")?;
-        let number = task.slot("thread_pid")?;
-        Ok(Self { list, number })
+        let leader = task.slot("group_leader")?;
+        // The first member of `struct rcu_head`.
+        let rcu = task.slot("rcu.next")?.at() as u64;
+        Ok(Self { list, leader, rcu })
+    }
+
+    /// The task whose member `rcu` is at `head`.
+    #[must_use]
+    pub const fn task_of(&self, head: Gva) -> Gva {
+        Gva(head.0.wrapping_sub(self.rcu))
     }
 
     /// The addresses of the first threads of the processes with the numbers `pids`, as far as there are such processes.
@@ -65,10 +75,10 @@ impl FirstThreads {
         u32::try_from(pid).ok()
     }
 
-    /// Whether the kernel has released the task, so that its memory is about to be freed. So is memory that cannot be read.
+    /// Whether another thread has taken the place of the former first thread at `task`.
     #[must_use]
-    pub fn is_released(&self, view: &KernelView<'_>, task: Gva) -> bool {
-        number(view, task, self.number).is_none_or(|at| at == 0)
+    pub fn is_replaced(&self, view: &KernelView<'_>, task: Gva) -> bool {
+        number(view, task, self.leader).is_some_and(|leader| leader != task.0)
     }
 }
 

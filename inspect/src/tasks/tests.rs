@@ -47,6 +47,11 @@ fn types() -> Blob {
     ];
     blob.structure("worker", 56, &worker);
     blob.structure("workqueue_struct", 40, &[("name", desc, 8)]);
+    let head = blob.structure(
+        "callback_head",
+        16,
+        &[("next", pointer, 0), ("func", pointer, 8)],
+    );
     blob.structure("css_set", 16, &[("dfl_cgrp", pointer, 8)]);
     blob.structure("cgroup", 16, &[("kn", pointer, 8)]);
     blob.structure(
@@ -68,7 +73,8 @@ fn types() -> Blob {
         ("mm", pointer, 0x50),
         ("cgroups", pointer, 0x58),
         ("worker_private", pointer, 0x60),
-        ("thread_pid", pointer, 0x68),
+        ("group_leader", pointer, 0x68),
+        ("rcu", head, 0x70),
         ("comm", comm, 0x80),
         ("rest", long, 0xf8),
     ];
@@ -306,19 +312,22 @@ proptest! {
 fn first_thread_of_a_process_is_found_by_its_number() {
     // The thread with the number 6 is of the process 5.
     let mut fake = kernel(&SOME);
-    fake.point(place(2) + 0x68, STRINGS);
+    fake.point(place(1) + 0x68, place(1));
+    fake.point(place(2) + 0x68, place(3));
     let view = fake.view();
-    let first = FirstThreads::new(&view).expect("a layout");
+    let types = view.types().expect("types");
+    let first = FirstThreads::new(types).expect("a layout");
     let found = first.find(&view, &[1, 5, 6, 7].into()).expect("a list");
     assert_eq!(found, [(1, at(place(1))), (5, at(place(2)))].into());
     let found = first.find(&view, &[5].into()).expect("a list");
     assert_eq!(found, [(5, at(place(2)))].into());
     let of = [1, 2, 3].map(|task| first.process_of(&view, at(place(task))));
     assert_eq!(of, [Some(1), Some(5), None]);
-    let is_released = [1, 2].map(|task| first.is_released(&view, at(place(task))));
-    assert_eq!(is_released, [true, false]);
+    let is_replaced = [1, 2].map(|task| first.is_replaced(&view, at(place(task))));
+    assert_eq!(is_replaced, [false, true]);
+    assert_eq!(first.task_of(at(place(2) + 0x70)), at(place(2)));
     let nowhere = at(0x10_0000);
-    assert!(first.is_released(&view, nowhere));
+    assert!(!first.is_replaced(&view, nowhere));
     assert_eq!(first.process_of(&view, nowhere), None);
 }
 
@@ -327,7 +336,8 @@ fn first_thread_of_a_broken_list_is_an_error() {
     let mut fake = kernel(&SOME);
     fake.point(place(1) + LINKS, place(1) + LINKS);
     let view = fake.view();
-    let first = FirstThreads::new(&view).expect("a layout");
+    let types = view.types().expect("types");
+    let first = FirstThreads::new(types).expect("a layout");
     assert!(matches!(
         first.find(&view, &[5].into()),
         Err(TaskListError::Endless { .. })

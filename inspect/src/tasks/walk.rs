@@ -1,8 +1,8 @@
 //! Follows the lists of tasks.
 
 use address::Gva;
-use introspect::TaskLayout as TaskMembers;
 use introspect::btf::Slot;
+use introspect::{Btf, TaskLayout as TaskMembers};
 
 use super::cgroup::Paths;
 use super::error::TaskListError;
@@ -96,6 +96,11 @@ impl TaskList {
     /// If the types do not describe tasks.
     pub fn new(view: &KernelView<'_>) -> Result<Self, TaskListError> {
         let types = view.types().ok_or(TaskListError::NoTypes)?;
+        Self::of(types)
+    }
+
+    /// Takes the layout of tasks from `types`.
+    pub(super) fn of(types: &Btf) -> Result<Self, TaskListError> {
         let layout = TaskLayout::new(types)?;
         Ok(Self { layout })
     }

@@ -117,10 +117,10 @@ impl KernelEvents {
                     let regs = vcpu.regs()?;
                     self.task_watch.on_start(paused, &regs);
                 }
-                KernelEvent::TaskLeft => {
-                    self.returns.leave_task(vcpu.index());
+                KernelEvent::TaskLeft => self.returns.leave_task(vcpu.index()),
+                KernelEvent::TaskFreed => {
                     let regs = vcpu.regs()?;
-                    self.task_watch.on_left(paused, &regs);
+                    self.task_watch.on_end(paused, &regs)?;
                 }
                 KernelEvent::Module(event) => {
                     self.module_watch.on_module_event(vcpu, paused, event)?
@@ -161,12 +161,13 @@ impl KernelEvents {
     /// Removes the plants from the init text, which the kernel is about to free.
     fn retire_init(&self, paused: &dyn Paused) {
         self.running.init_freed.set(true);
-        self.task_watch.look_for_tasks();
+        self.task_watch.on_booted();
         if let Some(located) = self.running.located.get() {
             self.following
                 .lose_return_sites(|site| !self.running.kernel.is_init(located.linked(site)));
         }
         if let Err(error) = self.armer.reconcile(paused) {
+            self.probes.refuse_pending_watches(&error);
             self.reporter
                 .note(None, format!("plants in the init text stay: {error}"));
         }

@@ -59,7 +59,14 @@ impl Plants {
         probes.filter(|probe| probe.sees_modules_go()).count() == 2
     }
 
-    /// Whether the kernel has both functions for the probes that see tasks start and go.
+    /// Whether the kernel event probes that see tasks start and end are armed.
+    pub(crate) fn see_tasks_now(&self) -> bool {
+        let mut probes = self.kernel_event_probes.iter();
+        self.have_task_events()
+            && probes.all(|probe| !probe.sees_tasks() || probe.planted_at().is_some())
+    }
+
+    /// Whether the kernel has both functions for these probes.
     pub(crate) fn have_task_events(&self) -> bool {
         let probes = self.kernel_event_probes.iter();
         probes.filter(|probe| probe.sees_tasks()).count() == 2

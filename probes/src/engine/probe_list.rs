@@ -93,6 +93,12 @@ impl ProbeList {
                     problem: problem.into(),
                 })?;
             }
+            if spec.location.is_in_task() && self.running.abilities.interprets {
+                return Err(ResolveError {
+                    spec: spec.to_string(),
+                    problem: WatchProblem::Interpreted.into(),
+                });
+            }
             if spec.kind == ProbeKind::Watch && is_handled {
                 return Err(ResolveError {
                     spec: spec.to_string(),

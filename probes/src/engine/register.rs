@@ -107,27 +107,33 @@ impl Engine {
         added
             .iter()
             .for_each(|probe| self.probes.count_interest(probe));
-        if added.iter().any(|probe| probe.in_task.is_some()) {
+        let has = |is_there: fn(&Probe) -> bool| added.iter().any(|probe| is_there(probe));
+        let in_modules = has(|probe| probe.in_module.is_some());
+        let in_tasks = has(|probe| probe.in_task.is_some());
+        // A look finds the sites of all probes in modules, or at data of tasks, anew.
+        if in_modules {
+            self.module_watch.look_for_modules();
+        }
+        if in_tasks {
             self.task_watch.look_for_tasks();
         }
-        let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
-            // A look for modules finds the sites of all probes in modules anew.
-            self.module_watch.look_for_modules();
-            self.armer.reconcile(paused)
-        } else {
-            self.armer.change_probes(paused, &added, &[])
+        let armed = match in_modules || in_tasks {
+            true => self.armer.reconcile(paused),
+            false => self.armer.change_probes(paused, &added, &[]),
         };
         if let Err(error) = armed {
             self.probes.list.store(before);
             added
                 .iter()
                 .for_each(|probe| self.probes.forget_interest(probe));
-            if added.iter().any(|probe| probe.in_module.is_some()) {
-                // The look has changed the states of the others.
+            if in_modules {
                 self.module_watch.look_for_modules();
-                if let Err(error) = self.armer.reconcile(paused) {
-                    self.probes.refuse_pending(&error);
-                }
+            }
+            // The look has changed the states of the others.
+            if (in_modules || in_tasks)
+                && let Err(error) = self.armer.reconcile(paused)
+            {
+                self.probes.refuse_pending(&error);
             }
             return Err(error.into());
         }

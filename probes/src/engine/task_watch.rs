@@ -1,26 +1,26 @@
-//! Watchpoints at data of tasks: pending until the process is started, and gone when the kernel releases its first thread.
+//! Watchpoints at data of tasks: pending until the process is started, and gone when the kernel gives up the struct of its first thread.
 //!
 //! ```text
 //!            wake_up_new_task: bound to the task's struct
 //!  pending ──────────────────────────────────────────────▶ armed
-//!     ▲                                                      │ put_task_struct_rcu_user, the task is released
+//!     ▲                                                      │ delayed_put_task_struct
 //!     └── gone, with nothing protected ◀─────────────────────┘
 //! ```
 //!
-//! Tasks are watched from the time when the kernel frees its init memory, in front of the first program: until then, a periodic tick writes to the struct of
+//! Tasks are watched from the time when the kernel frees its init memory, in front of init: until then, a periodic tick writes to the struct of
 //! the task that boots the kernel, and where exits are slow, the ticks would leave no time for the boot.
 //!
-//! A process that is there when the probe comes is found in the kernel's list of tasks. The kernel puts a task into the list before the task is started, and
-//! takes the task out before it is released: a task that is about to be in the list, or is no longer, has its event before it.
+//! A process that is there when the probe comes is found in the kernel's list of tasks. The kernel puts a task into the list before the task is started: a
+//! task that is not in the list yet is started behind it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use address::Gva;
 use errors::chain;
 use events::ProbeState;
-use inspect::FirstThreads;
-use text::Paused;
+use inspect::{FirstThreads, TaskListError};
+use text::{GuestError, Paused};
 use vmm::kvm_regs;
 
 use crate::engine::arm::Armer;
@@ -28,6 +28,7 @@ use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
+use crate::engine::watch::Watches;
 use crate::registry::{KernelEvent, Missed, Probe};
 use crate::resolve::{MemoryOwner, TaskMember, in_task};
 
@@ -38,15 +39,16 @@ pub(crate) struct TaskWatch {
     pub(crate) running: Arc<Running>,
     pub(crate) probes: Arc<ProbeList>,
     pub(crate) plants: Arc<Plants>,
+    pub(crate) watches: Arc<Watches>,
     pub(crate) armer: Arc<Armer>,
     /// The layout of tasks. Found at the first look.
     pub(crate) layout: OnceLock<Option<FirstThreads>>,
+    /// The numbers of processes with watched data that were started before tasks are watched.
+    pub(crate) early: Mutex<BTreeSet<u32>>,
 }
 
-/// The task that is the first argument of the function at the event.
-const fn argument(regs: &kvm_regs) -> Gva {
-    Gva(regs.rdi)
-}
+/// A watchpoint, and its data.
+type Member = (Arc<Probe>, TaskMember);
 
 fn is_bound_to(probe: &Probe, task: Gva) -> bool {
     probe
@@ -54,22 +56,39 @@ fn is_bound_to(probe: &Probe, task: Gva) -> bool {
         .is_some_and(|place| place.owner == MemoryOwner::Task(task))
 }
 
+fn bind(probe: &Probe, member: &TaskMember, task: Gva) {
+    probe.set_place(Some(in_task(member, task)));
+    probe.status.set_state(ProbeState::Pending, None);
+}
+
+fn unbind(probe: &Probe) {
+    probe.set_place(None);
+    if matches!(
+        probe.status.state(),
+        ProbeState::Armed | ProbeState::Pending
+    ) {
+        probe.status.set_state(ProbeState::Gone, None);
+    }
+}
+
 impl TaskWatch {
     fn layout(&self) -> Option<&FirstThreads> {
-        let find = || {
-            self.running
-                .with_view(|view| FirstThreads::new(view).ok())?
-        };
+        let find = || FirstThreads::new(self.running.kernel.types().ok()?).ok();
         self.layout.get_or_init(find).as_ref()
     }
 
-    /// Whether the kernel has freed its init memory, or hyprobe does not see when it does.
-    fn has_booted(&self) -> bool {
-        self.running.init_freed.get() || !self.plants.is_planted(KernelEvent::InitFreed)
+    fn early(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The probes at data of tasks.
-    fn members(&self) -> Vec<(Arc<Probe>, TaskMember)> {
+    /// Whether tasks are watched: the kernel has freed its init memory, or hyprobe does not see when it does.
+    fn has_booted(&self) -> bool {
+        self.running.modules.paging().is_some()
+            && (self.running.init_freed.get() || !self.plants.is_planted(KernelEvent::InitFreed))
+    }
+
+    /// The watchpoints at data of tasks.
+    fn members(&self) -> Vec<Member> {
         let list = self.probes.list.load();
         let members = list.iter().filter_map(|probe| {
             let member = probe.in_task.clone()?;
@@ -78,137 +97,173 @@ impl TaskWatch {
         members.collect()
     }
 
-    /// The number of the process whose first thread is at `task`.
-    fn process_of(&self, task: Gva) -> Option<u32> {
+    /// The number of the process whose first thread is about to run: the first argument of the function at the event.
+    fn started(&self, regs: &kvm_regs) -> Option<u32> {
         let layout = self.layout()?;
         self.running
-            .with_view(|view| layout.process_of(view, task))?
+            .with_view(|view| layout.process_of(view, Gva(regs.rdi)))?
     }
 
-    fn is_released(&self, task: Gva) -> bool {
-        let Some(layout) = self.layout() else {
-            return true;
-        };
-        let is_released = self
-            .running
-            .with_view(|view| layout.is_released(view, task));
-        is_released.unwrap_or(true)
+    /// The task whose struct the kernel gives up. The first argument of the function at the event is a member of the struct.
+    fn ended(&self, regs: &kvm_regs) -> Option<Gva> {
+        Some(self.layout()?.task_of(Gva(regs.rdi)))
     }
 
-    /// Whether the task that is about to run, the argument in `regs`, is one whose data is to be watched. The other vCPUs run.
+    /// Whether the task that is about to run is one whose data is to be watched. The other vCPUs run.
     pub(crate) fn concerns_start(&self, regs: &kvm_regs) -> bool {
-        if !self.has_booted() {
+        let Some(pid) = self.started(regs) else {
+            return false;
+        };
+        let list = self.probes.list.load();
+        let of_process = |probe: &Arc<Probe>| {
+            let member = probe.in_task.as_ref();
+            member.is_some_and(|member| member.pid == pid)
+        };
+        if !list.iter().any(of_process) {
             return false;
         }
-        let pid = self.process_of(argument(regs));
-        pid.is_some_and(|pid| {
+        let has_booted = self.has_booted();
+        if !has_booted {
+            self.early().insert(pid);
+        }
+        has_booted
+    }
+
+    /// Whether the kernel gives up the struct of a task with watched data. The other vCPUs run.
+    pub(crate) fn concerns_end(&self, regs: &kvm_regs) -> bool {
+        self.ended(regs).is_some_and(|task| {
             let list = self.probes.list.load();
-            let of_process = |probe: &Arc<Probe>| {
-                let member = probe.in_task.as_ref();
-                member.is_some_and(|member| member.pid == pid)
-            };
-            list.iter().any(of_process)
+            list.iter()
+                .any(|probe| probe.in_task.is_some() && is_bound_to(probe, task))
         })
     }
 
-    /// Whether the task that has left its processor or is released, the argument in `regs`, is released and has watched data. The other vCPUs run.
-    pub(crate) fn concerns_release(&self, regs: &kvm_regs) -> bool {
-        let task = argument(regs);
-        let is_watched = |probe: &Arc<Probe>| probe.in_task.is_some() && is_bound_to(probe, task);
-        self.probes.list.load().iter().any(is_watched) && self.is_released(task)
-    }
-
-    /// Binds the watchpoints of the process whose first thread is about to run. The other vCPUs are paused.
+    /// Binds the watchpoints of the process whose first thread is about to run. A former process of the number has ended, but its struct may still be there.
+    /// The other vCPUs are paused.
     pub(crate) fn on_start(&self, paused: &dyn Paused, regs: &kvm_regs) {
-        let task = argument(regs);
-        let pid = self.process_of(task);
+        let Some(pid) = self.started(regs).filter(|_| self.has_booted()) else {
+            return;
+        };
         let mut members = self.members();
-        members.retain(|(_, member)| Some(member.pid) == pid);
-        let mut bound = Vec::new();
-        for (probe, member) in members {
-            if !is_bound_to(&probe, task) {
-                bind(&probe, &member, task);
-                bound.push(probe);
+        members.retain(|(_, member)| member.pid == pid);
+        let task = Gva(regs.rdi);
+        for (probe, member) in &members {
+            if !is_bound_to(probe, task) {
+                bind(probe, member, task);
             }
         }
-        self.rearm(paused, &bound);
+        let probes: Vec<_> = members.into_iter().map(|(probe, _)| probe).collect();
+        // Also those that were bound when the task was in the list, but not started yet.
+        self.rearm(paused, &probes);
     }
 
-    /// Unbinds the watchpoints of the task that is released. The other vCPUs are paused.
-    pub(crate) fn on_left(&self, paused: &dyn Paused, regs: &kvm_regs) {
-        let task = argument(regs);
+    /// Unbinds the watchpoints of the task whose struct the kernel gives up. The other vCPUs are paused.
+    ///
+    /// # Errors
+    ///
+    /// If the pages stay protected.
+    pub(crate) fn on_end(&self, paused: &dyn Paused, regs: &kvm_regs) -> Result<(), GuestError> {
+        let Some(task) = self.ended(regs) else {
+            return Ok(());
+        };
         let mut members = self.members();
         members.retain(|(probe, _)| is_bound_to(probe, task));
-        if members.is_empty() || !self.is_released(task) {
+        let probes: Vec<_> = members.iter().map(|(probe, _)| Arc::clone(probe)).collect();
+        if probes.is_empty() {
+            return Ok(());
+        }
+        probes.iter().for_each(|probe| unbind(probe));
+        let is_replaced = self.layout().is_some_and(|layout| {
+            let is_replaced = self
+                .running
+                .with_view(|view| layout.is_replaced(view, task));
+            is_replaced == Some(true)
+        });
+        if is_replaced {
+            // The process goes on. The other thread is its first one since it has called `execve`.
+            for probe in self.bind_to_present(&members) {
+                probe.counters.miss(Missed::Unprotected);
+            }
+        }
+        if self.rearm(paused, &probes) {
+            return Ok(());
+        }
+        // Another change has failed. The memory is about to be used for other data.
+        self.watches.forget(paused, &probes)
+    }
+
+    /// Looks for processes: tasks are watched from now on. A process that was started before, and is not there any more, is missed. The other
+    /// vCPUs are paused.
+    pub(crate) fn on_booted(&self) {
+        self.look_for_tasks();
+        let early = std::mem::take(&mut *self.early());
+        for (probe, member) in self.members() {
+            if early.contains(&member.pid) && probe.place().is_none() {
+                probe.counters.miss(Missed::Unprotected);
+            }
+        }
+    }
+
+    /// Looks for the processes of all watchpoints: after a time without events, and for new watchpoints. The caller arms the probes. The other vCPUs are
+    /// paused.
+    pub(crate) fn look_for_tasks(&self) {
+        if !self.has_booted() {
             return;
         }
-        for (probe, _) in &members {
-            probe.set_place(None);
-            probe.status.set_state(ProbeState::Gone, None);
-        }
-        // If another thread of the process has called `execve`, the process goes on, and the thread is its first one now.
-        for probe in self.bind_to_present(&members) {
-            probe.counters.miss(Missed::Unprotected);
-        }
-        let unbound: Vec<_> = members.into_iter().map(|(probe, _)| probe).collect();
-        self.rearm(paused, &unbound);
-    }
-
-    /// Looks for the processes of all watchpoints: after the boot, after a time without events, and for new watchpoints. The other vCPUs are paused.
-    pub(crate) fn look_for_tasks(&self) {
-        let members = self.members();
-        if !members.is_empty() && self.has_booted() {
-            self.bind_to_present(&members);
-        }
-    }
-
-    /// Binds the watchpoints of the processes that the guest has now. Returns the probes that are bound anew.
-    fn bind_to_present(&self, members: &[(Arc<Probe>, TaskMember)]) -> Vec<Arc<Probe>> {
-        let Some(layout) = self.layout() else {
-            return Vec::new();
-        };
-        let pids: BTreeSet<u32> = members.iter().map(|(_, member)| member.pid).collect();
-        let found = match self.running.with_view(|view| layout.find(view, &pids)) {
-            Some(Ok(found)) => found,
-            None => return Vec::new(),
-            Some(Err(error)) => {
-                let text = format!("the tasks cannot be read: {}", chain(&error));
-                self.reporter.note(None, text);
-                return Vec::new();
+        let mut members = self.members();
+        let has_seen_all = self.plants.see_tasks_now();
+        members.retain(|(probe, _)| {
+            // A task whose end is still to come may have left the list.
+            let stays = has_seen_all && probe.place().is_some();
+            if !stays && probe.place().is_some() {
+                unbind(probe);
             }
-        };
+            !stays
+        });
+        self.bind_to_present(&members);
+    }
+
+    /// Binds the watchpoints to the processes that the guest has now, as far as it has them. Returns those that are bound.
+    fn bind_to_present(&self, members: &[Member]) -> Vec<Arc<Probe>> {
+        let pids: BTreeSet<u32> = members.iter().map(|(_, member)| member.pid).collect();
+        if pids.is_empty() {
+            return Vec::new();
+        }
+        let found = self.layout().and_then(|layout| {
+            let found = self.running.with_view(|view| layout.find(view, &pids));
+            let found = found.map(|found| found.map_err(|error| self.cannot_read(&error)));
+            found?.ok()
+        });
         let mut bound = Vec::new();
         for (probe, member) in members {
-            match found.get(&member.pid) {
-                Some(task) if is_bound_to(probe, *task) => (),
-                Some(task) => {
-                    bind(probe, member, *task);
-                    bound.push(Arc::clone(probe));
+            match &found {
+                // The process may be there.
+                None => probe.counters.miss(Missed::Unprotected),
+                Some(found) => {
+                    if let Some(task) = found.get(&member.pid) {
+                        bind(probe, member, *task);
+                        bound.push(Arc::clone(probe));
+                    }
                 }
-                None if probe.place().is_some() => {
-                    probe.set_place(None);
-                    probe.status.set_state(ProbeState::Gone, None);
-                }
-                None => (),
             }
         }
         bound
     }
 
-    fn rearm(&self, paused: &dyn Paused, probes: &[Arc<Probe>]) {
-        if probes.is_empty() {
-            return;
-        }
-        if let Err(error) = self.armer.change_probes(paused, probes, &[]) {
-            for probe in probes {
-                probe.set_place(None);
-                self.probes.refuse(probe, chain(&error));
-            }
-        }
+    fn cannot_read(&self, error: &TaskListError) {
+        let text = format!("the guest's tasks cannot be read: {}", chain(error));
+        self.reporter.note(None, text);
     }
-}
 
-fn bind(probe: &Probe, member: &TaskMember, task: Gva) {
-    probe.set_place(Some(in_task(member, task)));
-    probe.status.set_state(ProbeState::Pending, None);
+    /// Arms the watchpoints at their present tasks. Returns whether that has succeeded; otherwise they are refused.
+    fn rearm(&self, paused: &dyn Paused, probes: &[Arc<Probe>]) -> bool {
+        let Err(error) = self.armer.change_probes(paused, probes, &[]) else {
+            return true;
+        };
+        for probe in probes {
+            probe.set_place(None);
+            self.probes.refuse(probe, chain(&error));
+        }
+        false
+    }
 }

@@ -56,6 +56,7 @@ use crate::engine::uprobes::guest_files::GuestFiles;
 use crate::engine::uprobes::hidden_code::HiddenCode;
 use crate::engine::uprobes::private_copies::PrivateCopies;
 use crate::engine::watch::Watches;
+use crate::engine::watch::hot_pages::HotPages;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -225,6 +226,7 @@ impl Engine {
             protections: Arc::clone(&protections),
             hidden: Arc::clone(&hidden),
             copies: Arc::clone(&copies),
+            hot_pages: HotPages::default(),
             table: ArcSwap::default(),
             order: Mutex::default(),
         });
@@ -298,8 +300,10 @@ impl Engine {
             running: Arc::clone(&running),
             probes: Arc::clone(&probes),
             plants: Arc::clone(&plants),
+            watches: Arc::clone(&watches),
             armer: Arc::clone(&armer),
             layout: OnceLock::default(),
+            early: Mutex::default(),
         });
         let handover = Arc::new(Handover {
             reporter: Arc::clone(&reporter),

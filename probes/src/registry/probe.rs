@@ -322,11 +322,11 @@ impl Probe {
         )
     }
 
-    /// Whether the engine's own probe sees that a task starts or goes.
+    /// Whether the engine's own probe sees that a task starts or is freed.
     pub(crate) fn sees_tasks(&self) -> bool {
         matches!(
             self.purpose,
-            Purpose::KernelEvent(KernelEvent::TaskStarted | KernelEvent::TaskLeft)
+            Purpose::KernelEvent(KernelEvent::TaskStarted | KernelEvent::TaskFreed)
         )
     }
 

@@ -130,6 +130,8 @@ pub(crate) enum KernelEvent {
     TaskStarted,
     /// A processor has switched from an ended task to another task, or a task is released.
     TaskLeft,
+    /// The kernel gives up the struct of an ended task; required while a probe is at data of a task.
+    TaskFreed,
     /// A module is loaded, loses its init text, or is unloaded; required while a probe or a return site may be in a module.
     Module(ModuleEvent),
     /// A program maps a file, or a page comes into the memory of a file; required while a probe is in a program.
@@ -139,8 +141,8 @@ pub(crate) enum KernelEvent {
 }
 
 impl KernelEvent {
-    /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere: plants that leave memory without need
-    /// cost only hits, and a check of the processors has no cost; a task that is not released after all is no longer watched. A panic, the start of another kernel and the reading of text take
+    /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere: plants and watched data that are given up without need
+    /// cost only hits, and a check of the processors has no cost. A panic, the start of another kernel and the reading of text take
     /// place only if the kernel executes the function. The end of a task is served before handlers run.
     pub(crate) const fn is_served_when_moved(self) -> bool {
         match self {
@@ -150,11 +152,14 @@ impl KernelEvent {
             | Self::CpuOnline
             | Self::CpuOffline
             | Self::TaskStarted
-            | Self::TaskLeft
+            | Self::TaskFreed
             | Self::Module(_) => true,
-            Self::Panic | Self::NextKernel | Self::TaskEnded | Self::File(_) | Self::Reader(_) => {
-                false
-            }
+            Self::Panic
+            | Self::NextKernel
+            | Self::TaskEnded
+            | Self::TaskLeft
+            | Self::File(_)
+            | Self::Reader(_) => false,
         }
     }
 }
@@ -190,7 +195,7 @@ impl Reader {
 }
 
 impl KernelEvent {
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 27] = [
         Self::EarlyTraps,
         Self::BootPatched,
         Self::InitFreed,
@@ -201,6 +206,7 @@ impl KernelEvent {
         Self::TaskEnded,
         Self::TaskStarted,
         Self::TaskLeft,
+        Self::TaskFreed,
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
         Self::Module(ModuleEvent::Unloading),
@@ -235,6 +241,8 @@ impl KernelEvent {
             Self::TaskEnded => "do_task_dead",
             Self::TaskStarted => "wake_up_new_task",
             Self::TaskLeft => "put_task_struct_rcu_user",
+            // A callback, called by its address.
+            Self::TaskFreed => "delayed_put_task_struct",
             Self::Module(event) => event.function(),
             Self::File(event) => event.function(),
             Self::Reader(reader) => reader.function(),

@@ -51,7 +51,7 @@ pub use program_problem::ProgramProblem;
 pub use task_member::TaskMember;
 pub use watch_problem::WatchProblem;
 pub(crate) use watched_in_task::in_task;
-pub(crate) use words::WORD_BYTES;
+pub(crate) use words::{WORD_BYTES, words};
 
 /// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
@@ -92,7 +92,7 @@ impl Resolved {
 /// The most words of the data of a module that `spec` watches; 0 for another probe.
 pub(crate) fn words_in_module(spec: &ProbeSpec) -> usize {
     match (&spec.module, &spec.location) {
-        (Some(_), Location::Data(data)) => words::words(data.bytes.map_or(0, usize::from)),
+        (Some(_), Location::Data(data)) => words(data.bytes.map_or(0, usize::from)),
         _ => 0,
     }
 }

@@ -89,8 +89,21 @@ pub enum WatchProblem {
         at: Gva,
     },
     /// The kernel's types do not describe tasks.
-    #[error("the kernel has no types (BTF), which say where the member of a task is")]
-    NoTasks,
+    #[error("the kernel's types do not describe tasks: {why}")]
+    NoTasks {
+        /// The reason.
+        why: String,
+    },
+    /// Reads of a task.
+    #[error(
+        "the processor's state in the struct of a task is read by instructions whose operand has no known length, so reads of tasks are not watched"
+    )]
+    ReadsOfTask,
+    /// A KVM that emulates ring 0 cannot emulate all writes to tasks.
+    #[error(
+        "this host's KVM interprets the guest's kernel, and cannot execute some instructions that write to the struct of a task: use a host with VT-x or SVM, or --accel nested"
+    )]
+    Interpreted,
     /// The bytes are outside of the kernel's data.
     #[error(
         "{at} is not in the data of the kernel's image, and this version watches no other memory"
@@ -196,12 +209,13 @@ impl WatchProblem {
             }
             Self::NoCopies { .. }
             | Self::BesidePerCpu { .. }
-            | Self::NoTasks
+            | Self::NoTasks { .. }
             | Self::CodePage
             | Self::Freed
             | Self::BehindData { .. }
             | Self::WrittenByHardware { .. } => Some(BY_FUNCTION.to_owned()),
-            Self::ReadByHardware { .. } => {
+            Self::Interpreted => None,
+            Self::ReadByHardware { .. } | Self::ReadsOfTask => {
                 Some("watch the writes alone: leave out `r`, or write `w`".to_owned())
             }
             Self::TooManyWords { .. } => {

@@ -108,7 +108,9 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
             (at, data.bytes.map(u64::from).unwrap_or_default(), symbol)
         }
         // The caller resolves the members of tasks.
-        DataBase::TaskMember { .. } => return Err(WatchProblem::NoTasks),
+        DataBase::TaskMember { path, .. } => {
+            return Err(WatchProblem::Untyped { name: path.clone() });
+        }
         DataBase::Variable { name, offset } => {
             let found = variable(kernel, name)?;
             let bytes = match data.bytes {

@@ -1,10 +1,12 @@
 //! Resolves watchpoints at members of a task: a place in the kernel's `struct task_struct`, and the number of the process.
 //!
-//! The structs of tasks are on pages with nothing else, and stay there from the start of the task until the kernel releases the task, which hyprobe sees.
+//! The structs of tasks are on pages with nothing else, and stay there from the start of the task until the kernel frees the struct, which hyprobe sees.
 
 use std::sync::Arc;
 
 use address::Gva;
+use errors::chain;
+use inspect::FirstThreads;
 use manifest::{MAX_WATCHED_BYTES, WatchedData};
 
 use super::place::{MemoryOwner, Place, PlantTime, Via};
@@ -39,8 +41,15 @@ pub(super) fn resolve(
     pid: u32,
     data: &WatchedData,
 ) -> Result<TaskMember, WatchProblem> {
-    let types = kernel.types().map_err(|_| WatchProblem::NoTasks)?;
-    let task = types.struct_named(TASK).ok_or(WatchProblem::NoTasks)?;
+    if data.access.has_reads() {
+        return Err(WatchProblem::ReadsOfTask);
+    }
+    let no_tasks = |why| WatchProblem::NoTasks { why };
+    let types = kernel.types().map_err(|error| no_tasks(chain(error)))?;
+    // The engine finds tasks by these members.
+    FirstThreads::new(types).map_err(|error| no_tasks(chain(&error)))?;
+    let named = types.struct_named(TASK);
+    let task = named.ok_or_else(|| no_tasks(format!("there is no `struct {TASK}`")))?;
     let member = types
         .member(task, path)
         .ok_or_else(|| WatchProblem::NoMember {

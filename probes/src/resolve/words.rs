@@ -4,6 +4,6 @@
 pub(crate) const WORD_BYTES: usize = 8;
 
 /// The most words of `len` bytes.
-pub(super) const fn words(len: usize) -> usize {
+pub(crate) const fn words(len: usize) -> usize {
     len.div_ceil(WORD_BYTES) + 1
 }

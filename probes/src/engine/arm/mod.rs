@@ -31,11 +31,11 @@ use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{WatchTable, WatchedBytes};
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
-use crate::resolve::{WORDS_MAX, WatchProblem};
+use crate::resolve::{TaskMember, WORDS_MAX, WatchProblem};
 
 /// The pages would stay protected when the kernel uses them for other data.
 const UNSEEN_MODULES: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
-const UNSEEN_TASKS: &str = "hyprobe cannot see when the kernel starts and releases tasks: its own probe there is refused, or the kernel has several functions of the name";
+const UNSEEN_TASKS: &str = "hyprobe cannot see when the kernel starts and frees tasks: its own probe there is refused, or the kernel has several functions of the name";
 
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]
@@ -188,9 +188,9 @@ impl Armer {
                     let at = planted_at.unwrap_or_default();
                     probe.status.set_armed(at.into());
                 }
-                NewState::Pending(reason) => probe
-                    .status
-                    .set_state(ProbeState::Pending, Some(reason.to_owned())),
+                NewState::Pending(reason) => {
+                    probe.status.set_state(ProbeState::Pending, Some(reason));
+                }
                 NewState::Disabled => probe.status.set_state(ProbeState::Disabled, None),
                 NewState::Gone => probe.status.set_state(ProbeState::Gone, None),
                 NewState::Refused(reason) => self.probes.refuse(probe, reason),
@@ -237,9 +237,10 @@ impl Armer {
             Purpose::KernelEvent(KernelEvent::CpuOnline | KernelEvent::CpuOffline) => {
                 !self.running.has_int3()
             }
-            Purpose::KernelEvent(KernelEvent::TaskEnded) => !interest.calls,
-            Purpose::KernelEvent(KernelEvent::TaskStarted) => !interest.tasks,
-            Purpose::KernelEvent(KernelEvent::TaskLeft) => !interest.calls && !interest.tasks,
+            Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
+            Purpose::KernelEvent(KernelEvent::TaskStarted | KernelEvent::TaskFreed) => {
+                !interest.tasks
+            }
             Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
             Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
             // Also without other probes: the plants of the kernel event probes are not to be read either.
@@ -249,15 +250,19 @@ impl Armer {
             Purpose::KernelEvent(KernelEvent::Reader(_)) => !interest.plants,
             _ => false,
         };
+        let is_armed =
+            self.probes.armed.load(Ordering::Acquire) || self.stays_while_disarmed(probe);
+        let is_off = !is_armed || !probe.is_enabled();
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
-            return NewState::AsItIs;
+            return match &probe.in_task {
+                Some(member) if probe.place().is_none() => without_task(probe, member, is_off),
+                _ => NewState::AsItIs,
+            };
         };
         if place.init && place.module().is_none() && self.running.init_freed.get() {
             return NewState::Gone;
         }
-        let is_armed =
-            self.probes.armed.load(Ordering::Acquire) || self.stays_while_disarmed(probe);
-        if !is_armed || !probe.is_enabled() {
+        if is_off {
             return NewState::Disabled;
         }
         let ip = located.running_at(&place, place.ip);
@@ -274,7 +279,7 @@ impl Armer {
                     .to_owned(),
             ),
             Arming::Watch(pieces) => NewState::Watching(pieces),
-            Arming::Later(reason) => NewState::Pending(reason),
+            Arming::Later(reason) => NewState::Pending(reason.to_owned()),
             Arming::Refused(reason) => NewState::Refused(reason),
         }
     }
@@ -316,6 +321,16 @@ impl Armer {
     }
 }
 
+/// The next state of a watchpoint whose process is not there. While it is off, a process of the number may come and go unseen.
+fn without_task(probe: &Probe, member: &TaskMember, is_off: bool) -> NewState {
+    match (probe.status.state(), is_off) {
+        (ProbeState::Refused, _) => NewState::AsItIs,
+        (_, true) => NewState::Disabled,
+        (ProbeState::Disabled, false) => NewState::Pending(member.not_started().to_string()),
+        (_, false) => NewState::AsItIs,
+    }
+}
+
 /// The next state of a probe.
 enum NewState {
     /// The probe is at `ip`; the plant or the debug register is at `at`.
@@ -327,7 +342,7 @@ enum NewState {
     Watching(Vec<WatchedBytes>),
     /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
     AsItIs,
-    Pending(&'static str),
+    Pending(String),
     Disabled,
     /// The probe's code has been freed.
     Gone,

@@ -178,9 +178,9 @@ impl Hits {
                     needs_pause |= self.returns.enter_call(&mut hit, probe, purpose)
                 }
                 Purpose::KernelEvent(KernelEvent::TaskEnded) => self.returns.end_task(hit.vcpu)?,
-                Purpose::KernelEvent(KernelEvent::TaskLeft) => {
-                    self.returns.leave_task(hit.vcpu());
-                    needs_pause |= self.task_watch.concerns_release(&hit.regs);
+                Purpose::KernelEvent(KernelEvent::TaskLeft) => self.returns.leave_task(hit.vcpu()),
+                Purpose::KernelEvent(KernelEvent::TaskFreed) => {
+                    needs_pause |= self.task_watch.concerns_end(&hit.regs);
                 }
                 Purpose::KernelEvent(KernelEvent::TaskStarted) => {
                     needs_pause |= self.task_watch.concerns_start(&hit.regs);

@@ -9,7 +9,7 @@ use text::Spot;
 use super::Running;
 use super::located::Located;
 use crate::engine::watch::table::WatchedBytes;
-use crate::resolve::{MemoryOwner, Place, WORDS_MAX};
+use crate::resolve::{MemoryOwner, Place, WORDS_MAX, words};
 
 /// Why watched data has no place in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,9 @@ pub(crate) enum NotInMemory {
         "the data of processor {cpu} is at {at}, and not at the same place of a page as in the kernel's image"
     )]
     Moved { cpu: u64, at: Gva },
-    #[error("the kernel has prepared for {count} processors, too many to watch all copies")]
+    #[error(
+        "the kernel has prepared for {count} processors, whose copies have more than {WORDS_MAX} words in all"
+    )]
     TooMany { count: u64 },
 }
 
@@ -57,7 +59,7 @@ impl Running {
                 Ok(vec![piece(at, spot, None)])
             }
             MemoryOwner::Processors => {
-                let copies = self.with_view(|view| copies(view, at));
+                let copies = self.with_view(|view| copies(view, at, len));
                 let copies = copies.ok_or(NotInMemory::NoTable)??;
                 let pieces = (0..).zip(copies).map(|(cpu, at)| {
                     let spot = self.spot_by_tables(at, len);
@@ -93,10 +95,11 @@ impl Running {
 }
 
 /// The addresses of the processors' copies of the per-CPU variable at `linked`, in the order of the processors.
-fn copies(view: &KernelView<'_>, linked: Gva) -> Result<Vec<Gva>, NotInMemory> {
+fn copies(view: &KernelView<'_>, linked: Gva, len: usize) -> Result<Vec<Gva>, NotInMemory> {
     let offsets = PerCpuOffsets::find(view).ok_or(NotInMemory::NoTable)?;
     let count = offsets.count;
-    if count > WORDS_MAX as u64 {
+    let words = count.saturating_mul(words(len) as u64);
+    if words > WORDS_MAX as u64 {
         return Err(NotInMemory::TooMany { count });
     }
     let copy = |cpu| {

@@ -73,6 +73,11 @@ impl Seen {
         self.accesses.values()
     }
 
+    /// The protected pages at which the instruction has exited, or would have.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Gpa> {
+        self.pages.iter().copied()
+    }
+
     /// Forgets the reads of words whose writes are hits, too: the instruction is about to write to them.
     pub(crate) fn leave_reads_to_writes(&mut self) {
         self.accesses

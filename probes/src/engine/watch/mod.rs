@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs access the memory and report on their own threads, under the lock. The table changes with the other vCPUs paused.
 
+pub(crate) mod hot_pages;
 pub(crate) mod lifted;
 pub(crate) mod memory;
 mod operands;
@@ -23,7 +24,7 @@ use introspect::insn::{Decoded, OperandRead};
 use text::{GuestError, GuestMemory, KernelTables, Passed, Paused, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
-use crate::engine::arm::edits::Change;
+use crate::engine::arm::edits::{Change, Sites};
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::plants::Plants;
 use crate::engine::programs::Programs;
@@ -35,11 +36,15 @@ use crate::engine::tasks::Position;
 use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
 use crate::engine::uprobes::mark_counter::RaisedCounter;
 use crate::engine::uprobes::private_copies::PrivateCopies;
+use crate::engine::watch::hot_pages::{HotPage, HotPages};
 use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
 use crate::engine::watch::memory::{AccessKind, Origin, Seen, SeenAccess, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
-use crate::registry::{Missed, Purpose};
+use crate::registry::{Missed, Probe, Purpose};
+
+/// The most instructions that a note about a page names.
+const MAX_NAMED: usize = 3;
 
 /// The armed watchpoints, and the guest's accesses to their pages.
 #[derive(Debug)]
@@ -53,6 +58,7 @@ pub(crate) struct Watches {
     pub(crate) protections: Arc<Protections>,
     pub(crate) hidden: Arc<HiddenCode>,
     pub(crate) copies: Arc<PrivateCopies>,
+    pub(crate) hot_pages: HotPages,
     pub(crate) table: ArcSwap<WatchTable>,
     /// Held from an access to a protected page until its event is queued: events are in the order of the accesses. The watched bytes, while
     /// the guest can access protected pages because a vCPU runs alone.
@@ -102,7 +108,7 @@ impl Watches {
         let (passed, seen) = self.pass_noting(vcpu, None, decoded, raised)?;
         // Otherwise the exit is counted when the hardware has executed the instruction.
         if passed == Passed::Emulated {
-            self.count_exits(&seen);
+            self.count_exits(&seen, decoded.at());
         }
         Ok(passed)
     }
@@ -153,11 +159,35 @@ impl Watches {
         }
     }
 
-    /// Counts an exit for each watchpoint on the accessed pages whose bytes the instruction has not accessed.
-    fn count_exits(&self, seen: &Seen) {
-        for probe in seen.beside(&self.table.load()) {
+    /// Counts an exit of the instruction at `by`, for each watchpoint on the accessed pages whose bytes the instruction has not accessed. A note
+    /// reports pages with many exits.
+    fn count_exits(&self, seen: &Seen, by: Gva) {
+        let table = self.table.load();
+        for probe in seen.beside(&table) {
             probe.counters.count_exit();
         }
+        for page in seen.pages() {
+            let hot = self.hot_pages.count(page, by, self.reporter.now_ns());
+            if let (Some(hot), Some(watch)) = (hot, table.on_page(page).next()) {
+                let text = self.describe(&hot);
+                self.reporter.note(Some(&watch.probe), text);
+            }
+        }
+    }
+
+    fn describe(&self, hot: &HotPage) -> String {
+        let frequent = hot.by.iter().take(MAX_NAMED);
+        let frequent = frequent.map(|(at, exits)| {
+            let symbol = self.writer(Origin::Instruction(*at)).symbol;
+            format!("{symbol} (at least {exits})")
+        });
+        let frequent: Vec<String> = frequent.collect();
+        format!(
+            "{} exits in {} ms at the page of this data slow the guest; most are by {}",
+            hot.exits,
+            hot.in_ns / 1_000_000,
+            frequent.join(", ")
+        )
     }
 
     /// Makes a write that KVM has emulated up to the memory, at `gpa`. The vCPU's registers are those behind the instruction.
@@ -192,7 +222,7 @@ impl Watches {
             let origin = Origin::Instruction(self.in_front_of(&paging, Gva(regs.rip)));
             self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
-        self.count_exits(&seen);
+        self.count_exits(&seen, Gva(vcpu.regs()?.rip));
         Ok(true)
     }
 
@@ -224,7 +254,7 @@ impl Watches {
             let origin = Origin::Instruction(Gva(regs.rip));
             self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
-        self.count_exits(&seen);
+        self.count_exits(&seen, Gva(vcpu.regs()?.rip));
         Ok(())
     }
 
@@ -355,6 +385,20 @@ impl Watches {
         }
         self.table.store(Arc::new(table));
         Ok(before)
+    }
+
+    /// Disarms the watchpoints `probes`, and changes nothing else. The other vCPUs are paused.
+    pub(crate) fn forget(
+        &self,
+        paused: &dyn Paused,
+        probes: &[Arc<Probe>],
+    ) -> Result<(), GuestError> {
+        let others = self.outside(Change {
+            probes: &[],
+            dropped: probes,
+            sites: Sites::These(&[]),
+        });
+        self.replace(paused, WatchTable::new(others)).map(drop)
     }
 
     /// The armed watchpoints of probes outside of `change`.

@@ -161,14 +161,38 @@ fn unsuitable_per_cpu_data_is_refused() {
     assert_eq!(message(&kernel, "watch:count:8:r"), expected);
 }
 
-/// A kernel with a `struct task_struct` of three members.
-fn with_tasks() -> Kernel {
+/// The types of a kernel with tasks, as the engine needs them, or without a member.
+fn with_tasks(has_leader: bool) -> Kernel {
     let mut blob = Blob::new();
     let int = blob.int("int", 4);
     let char = blob.int("char", 1);
+    let pointer = blob.pointer(char);
+    let links = [("next", pointer, 0), ("prev", pointer, 8)];
+    let list = blob.structure("list_head", 16, &links);
+    let head = [("next", pointer, 0), ("func", pointer, 8)];
+    let head = blob.structure("callback_head", 16, &head);
     let comm = blob.array(char, 16);
-    let flags = [("flags", int, 0), ("pid", int, 4), ("comm", comm, 8)];
-    blob.structure("task_struct", 24, &flags);
+    let user = blob.structure("kuid_t", 4, &[("val", int, 0)]);
+    blob.structure("cred", 16, &[("uid", user, 0), ("euid", user, 8)]);
+    blob.structure("signal_struct", 32, &[("thread_head", list, 16)]);
+    let leader = if has_leader { "group_leader" } else { "leader" };
+    let task = [
+        ("flags", int, 0),
+        ("__state", int, 4),
+        ("comm", comm, 8),
+        ("exit_state", int, 0x18),
+        ("tasks", list, 0x20),
+        ("thread_node", list, 0x30),
+        ("pid", int, 0x40),
+        ("tgid", int, 0x44),
+        (leader, pointer, 0x48),
+        ("real_parent", pointer, 0x50),
+        ("real_cred", pointer, 0x58),
+        ("signal", pointer, 0x60),
+        ("mm", pointer, 0x68),
+        ("rcu", head, 0x70),
+    ];
+    blob.structure("task_struct", 0x80, &task);
     let mut kernel = SyntheticKernel::new();
     kernel.function("plain", &PLAIN);
     kernel.types(&blob.finish());
@@ -177,7 +201,7 @@ fn with_tasks() -> Kernel {
 
 fn member(spec: &str) -> TaskMember {
     let spec = spec.parse().expect("a probe");
-    let mut found = resolve(&with_tasks(), &spec, 0).expect("resolved");
+    let mut found = resolve(&with_tasks(true), &spec, 0).expect("resolved");
     match found.pop().map(|site| site.place) {
         Some(Err(Refusal::NotStarted { member })) => member,
         other => panic!("{other:?}"),
@@ -186,7 +210,7 @@ fn member(spec: &str) -> TaskMember {
 
 #[test]
 fn member_of_a_task_has_a_place_once_the_process_is_started() {
-    let of = member("watch:struct task_struct.comm@pid:7:rw");
+    let of = member("watch:struct task_struct.comm@pid:7");
     assert_eq!((of.pid, of.words()), (7, 3));
     let reason = Refusal::NotStarted { member: of.clone() };
     assert!(reason.is_pending());
@@ -195,7 +219,7 @@ fn member_of_a_task_has_a_place_once_the_process_is_started() {
         "the guest has not started a process with the number 7"
     );
     let found = in_task(&of, Gva(0x1000));
-    let access = WatchedAccess::Both;
+    let access = WatchedAccess::Writes;
     assert_eq!(found.ip, Gva(0x1008));
     assert_eq!(found.owner, MemoryOwner::Task(Gva(0x1000)));
     assert_eq!(found.via, Via::ProtectedPage { len: 16, access });
@@ -203,17 +227,23 @@ fn member_of_a_task_has_a_place_once_the_process_is_started() {
         &member("watch:struct task_struct.comm@pid:7:4"),
         Gva(0x1000),
     );
-    let access = WatchedAccess::Writes;
     assert_eq!(of.via, Via::ProtectedPage { len: 4, access });
 }
 
 #[test]
 fn unknown_member_of_a_task_is_refused() {
-    let kernel = with_tasks();
+    let kernel = with_tasks(true);
     let message = |kernel: &Kernel, spec| problem(kernel, spec).problem.to_string();
     assert_eq!(
         message(&kernel, "watch:struct task_struct.state@pid:1"),
         "`struct task_struct` has no member `state`"
+    );
+    let reads = message(&kernel, "watch:struct task_struct.flags@pid:1:r");
+    assert!(reads.ends_with("reads of tasks are not watched"), "{reads}");
+    let others = message(&with_tasks(false), "watch:struct task_struct.flags@pid:1");
+    assert!(
+        others.starts_with("the kernel's types do not describe tasks: "),
+        "{others}"
     );
     assert_eq!(
         message(&kernel, "watch:struct task_struct.flags@pid:1:8"),
@@ -221,9 +251,10 @@ fn unknown_member_of_a_task_is_refused() {
     );
     let mut untyped = SyntheticKernel::new();
     untyped.function("plain", &PLAIN);
-    assert_eq!(
-        message(&untyped.kernel(), "watch:struct task_struct.flags@pid:1"),
-        "the kernel has no types (BTF), which say where the member of a task is"
+    let untyped = message(&untyped.kernel(), "watch:struct task_struct.flags@pid:1");
+    assert!(
+        untyped.starts_with("the kernel's types do not describe tasks: "),
+        "{untyped}"
     );
 }
 

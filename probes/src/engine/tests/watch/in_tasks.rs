@@ -20,7 +20,9 @@ const SWAPPER: u64 = DATA;
 const LINKS: u64 = 0x10;
 const TID: u64 = 0x30;
 const PID: u64 = 0x34;
-const NUMBER: u64 = 0x38;
+const LEADER: u64 = 0x38;
+/// The member that the kernel gives to the callback.
+const RCU: u64 = 0x70;
 const FLAGS: u64 = 0x40;
 const OF_PROCESS: &str = "watch:struct task_struct.flags@pid:7";
 
@@ -34,6 +36,8 @@ fn types() -> Blob {
     let comm = blob.array(char, 16);
     let user = blob.structure("kuid_t", 4, &[("val", int, 0)]);
     blob.structure("cred", 16, &[("uid", user, 0), ("euid", user, 8)]);
+    let head = [("next", pointer, 0), ("func", pointer, 8)];
+    let head = blob.structure("callback_head", 16, &head);
     blob.structure("signal_struct", 32, &[("thread_head", list, 16)]);
     let task = [
         ("__state", int, 0),
@@ -42,13 +46,14 @@ fn types() -> Blob {
         ("thread_node", list, 0x20),
         ("pid", int, 0x30),
         ("tgid", int, 0x34),
-        ("thread_pid", pointer, 0x38),
+        ("group_leader", pointer, 0x38),
         ("flags", int, 0x40),
         ("real_parent", pointer, 0x48),
         ("real_cred", pointer, 0x50),
         ("signal", pointer, 0x58),
         ("mm", pointer, 0x60),
-        ("comm", comm, 0x68),
+        ("rcu", head, 0x70),
+        ("comm", comm, 0x80),
     ];
     blob.structure("task_struct", 0x100, &task);
     blob
@@ -59,7 +64,7 @@ struct Guest {
     watched: Watched,
     frees: Gva,
     starts: Gva,
-    leaves: Gva,
+    ends: Gva,
 }
 
 impl Guest {
@@ -75,7 +80,7 @@ impl Guest {
         let at = kernel.function("writer", &MOV);
         let frees = kernel.function("free_initmem", &PLAIN);
         let starts = kernel.function(starter, &PLAIN);
-        let leaves = kernel.function("put_task_struct_rcu_user", &PLAIN);
+        let ends = kernel.function("delayed_put_task_struct", &PLAIN);
         kernel.symbol("init_task", Gva(SWAPPER));
         kernel.types(&types().finish());
         let rig = Rig::new(&kernel, probes);
@@ -90,7 +95,7 @@ impl Guest {
             watched,
             frees,
             starts,
-            leaves,
+            ends,
         };
         guest.link(&[]);
         guest
@@ -109,7 +114,7 @@ impl Guest {
     fn number(&self, task: u64, tid: u32, pid: u32) {
         self.watched.rig.memory.put(task + TID, &tid.to_le_bytes());
         self.watched.rig.memory.put(task + PID, &pid.to_le_bytes());
-        self.put(task + NUMBER, DATA);
+        self.put(task + LEADER, task);
     }
 
     /// Makes the tasks all processes of the kernel's list.
@@ -121,9 +126,10 @@ impl Guest {
         }
     }
 
-    /// The kernel has taken the task out of its list.
-    fn release(&self, task: u64) {
-        self.put(task + NUMBER, 0);
+    /// The process has ended, and the kernel gives up its struct.
+    fn end(&self, task: u64) {
+        self.link(&[]);
+        assert!(self.calls(self.ends, task + RCU));
     }
 
     /// The kernel calls the function with the task. Returns whether the others were paused.
@@ -142,6 +148,11 @@ impl Guest {
         true
     }
 
+    /// The guest writes 5 to the flags of the task.
+    fn write(&self, task: u64) {
+        self.watched.exit(&mut self.watched.vcpu(task + FLAGS, 5));
+    }
+
     fn state(&self) -> ProbeState {
         self.watched.rig.states()[0]
     }
@@ -153,7 +164,7 @@ impl Guest {
 }
 
 #[test]
-fn write_to_a_task_is_a_hit_from_its_start_to_its_release() {
+fn write_to_a_task_is_a_hit_from_its_start_to_its_end() {
     let guest = Guest::watching();
     assert_eq!(guest.state(), ProbeState::Pending);
     guest.number(FIRST, 7, 7);
@@ -161,18 +172,11 @@ fn write_to_a_task_is_a_hit_from_its_start_to_its_release() {
     assert!(guest.calls(guest.starts, FIRST));
     assert_eq!(guest.state(), ProbeState::Armed);
     assert_eq!(guest.watched.protected(), [FIRST]);
-    guest
-        .watched
-        .exit(&mut guest.watched.vcpu(FIRST + FLAGS, 5));
-    assert_eq!(guest.watched.writes(), [(0, 5)]);
-    // The task has left its processor, and its parent has not waited for it yet.
-    assert!(!guest.calls(guest.leaves, FIRST));
-    assert_eq!(guest.watched.protected(), [FIRST]);
-    guest.link(&[]);
-    guest.release(FIRST);
-    assert!(guest.calls(guest.leaves, FIRST));
+    guest.write(FIRST);
+    guest.end(FIRST);
     assert_eq!(guest.state(), ProbeState::Gone);
     assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    assert_eq!(guest.watched.writes(), [(0, 5)]);
     assert_eq!(guest.missed(), None);
 }
 
@@ -190,6 +194,28 @@ fn task_that_boots_the_kernel_is_watched_once_the_kernel_has_booted() {
 }
 
 #[test]
+fn task_that_has_ended_before_the_kernel_has_booted_is_missed() {
+    let guest = Guest::new(&[OF_PROCESS], "wake_up_new_task");
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(!guest.calls(guest.starts, FIRST));
+    guest.link(&[]);
+    guest.boot();
+    assert_eq!(guest.state(), ProbeState::Pending);
+    assert_eq!(guest.missed(), Some(1));
+}
+
+#[test]
+fn other_probe_that_pauses_at_the_start_of_a_task_does_not_watch_it_early() {
+    let probes = [OF_PROCESS, "kretprobe:wake_up_new_task"];
+    let guest = Guest::new(&probes, "wake_up_new_task");
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    guest.calls(guest.starts, FIRST);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+}
+
+#[test]
 fn next_process_of_the_number_is_watched() {
     let guest = Guest::watching();
     for task in [FIRST, SECOND] {
@@ -197,12 +223,30 @@ fn next_process_of_the_number_is_watched() {
         guest.link(&[task]);
         assert!(guest.calls(guest.starts, task));
         assert_eq!(guest.state(), ProbeState::Armed);
-        guest.watched.exit(&mut guest.watched.vcpu(task + FLAGS, 5));
-        guest.link(&[]);
-        guest.release(task);
-        assert!(guest.calls(guest.leaves, task));
+        guest.write(task);
+        guest.end(task);
     }
     assert_eq!(guest.watched.writes(), [(0, 5), (0, 5)]);
+    // The kernel gives up the struct of a former process later.
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    assert!(!guest.calls(guest.ends, SECOND + RCU));
+    assert_eq!(guest.watched.protected(), [FIRST]);
+}
+
+#[test]
+fn process_of_a_number_whose_former_struct_is_still_there_is_watched() {
+    let guest = Guest::watching();
+    for task in [FIRST, SECOND] {
+        guest.number(task, 7, 7);
+        guest.link(&[task]);
+        assert!(guest.calls(guest.starts, task));
+    }
+    assert!(!guest.calls(guest.ends, FIRST + RCU));
+    guest.write(SECOND);
+    assert_eq!(guest.watched.writes(), [(0, 5)]);
+    assert_eq!(guest.missed(), None);
 }
 
 #[test]
@@ -213,8 +257,7 @@ fn other_tasks_need_no_pause() {
     // Another thread of the process.
     guest.number(FIRST, 9, 7);
     assert!(!guest.calls(guest.starts, FIRST));
-    guest.release(FIRST);
-    assert!(!guest.calls(guest.leaves, FIRST));
+    assert!(!guest.calls(guest.ends, FIRST + RCU));
     assert!(!guest.calls(guest.starts, 0xdead_0000));
     assert_eq!(guest.state(), ProbeState::Pending);
 }
@@ -228,16 +271,17 @@ fn process_whose_other_thread_calls_execve_is_watched_with_a_miss() {
     // The other thread takes the number, and the kernel releases the former first thread.
     guest.number(SECOND, 7, 7);
     guest.number(FIRST, 9, 7);
+    guest.put(FIRST + LEADER, SECOND);
     guest.link(&[SECOND]);
-    guest.release(FIRST);
-    assert!(guest.calls(guest.leaves, FIRST));
+    assert!(guest.calls(guest.ends, FIRST + RCU));
     assert_eq!(guest.state(), ProbeState::Armed);
     assert_eq!(guest.missed(), Some(1));
-    guest
-        .watched
-        .exit(&mut guest.watched.vcpu(SECOND + FLAGS, 5));
+    guest.write(SECOND);
     assert_eq!(guest.watched.writes(), [(0, 5)]);
 }
+
+/// The probe of the same process that a test adds.
+const OTHER_MEMBER: &str = "watch:struct task_struct.exit_state@pid:7";
 
 #[test]
 fn process_that_is_there_is_watched_at_once() {
@@ -249,13 +293,38 @@ fn process_that_is_there_is_watched_at_once() {
     guest.watched.register(OF_PROCESS);
     assert_eq!(guest.state(), ProbeState::Armed);
     assert_eq!(guest.watched.protected(), [FIRST]);
-    // It comes again, as if the vCPU were in front of the function when the probe came.
-    guest.calls(guest.starts, FIRST);
-    assert_eq!(guest.watched.protected(), [FIRST]);
-    guest
-        .watched
-        .exit(&mut guest.watched.vcpu(FIRST + FLAGS, 5));
+    guest.write(FIRST);
     assert_eq!(guest.watched.writes(), [(0, 5)]);
+}
+
+#[test]
+fn probe_added_between_the_list_and_the_start_of_a_task_arms_all() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    guest.watched.register(OTHER_MEMBER);
+    let armed = [ProbeState::Armed, ProbeState::Armed];
+    assert_eq!(guest.watched.rig.states(), armed);
+    guest.write(FIRST);
+    guest.calls(guest.starts, FIRST);
+    guest.write(FIRST);
+    assert_eq!(guest.watched.writes(), [(0, 5), (5, 5)]);
+    assert_eq!(guest.watched.rig.states(), armed);
+}
+
+#[test]
+fn probe_added_behind_the_release_of_a_task_leaves_the_others_at_its_struct_until_its_end() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    guest.link(&[]);
+    guest.watched.register(OTHER_MEMBER);
+    assert_eq!(guest.state(), ProbeState::Armed);
+    guest.end(FIRST);
+    assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    let states = guest.watched.rig.states();
+    assert_eq!(states, [ProbeState::Gone, ProbeState::Pending]);
 }
 
 #[test]
@@ -269,15 +338,67 @@ fn knob_forgets_tasks_that_have_gone_meanwhile() {
     set(false);
     assert_eq!(guest.watched.protected(), [] as [u64; 0]);
     guest.link(&[]);
-    guest.release(FIRST);
     set(true);
-    assert_eq!(guest.state(), ProbeState::Gone);
+    assert_eq!(guest.state(), ProbeState::Pending);
     assert_eq!(guest.watched.protected(), [] as [u64; 0]);
     set(false);
+    // The process may come and go unseen.
+    assert_eq!(guest.state(), ProbeState::Disabled);
     guest.number(SECOND, 7, 7);
     guest.link(&[SECOND]);
     set(true);
     assert_eq!(guest.state(), ProbeState::Armed);
+}
+
+#[test]
+fn disabled_probe_stays_disabled_when_its_task_ends() {
+    let guest = Guest::watching();
+    let rig = &guest.watched.rig;
+    let id = rig.engine.probes.list.load()[0].id;
+    let set = |on| rig.engine.set_enabled(&rig.paused, id, on).expect("set");
+    set(false);
+    assert_eq!(guest.state(), ProbeState::Disabled);
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    guest.calls(guest.starts, FIRST);
+    guest.end(FIRST);
+    assert_eq!(guest.state(), ProbeState::Disabled);
+    set(true);
+    assert_eq!(guest.state(), ProbeState::Pending);
+}
+
+#[test]
+fn failed_change_leaves_no_page_of_an_ended_task_protected() {
+    for request in 1..20 {
+        let guest = Guest::watching();
+        guest.number(FIRST, 7, 7);
+        guest.link(&[FIRST]);
+        assert!(guest.calls(guest.starts, FIRST));
+        guest.link(&[]);
+        let rig = &guest.watched.rig;
+        let regs = vmm::kvm_regs {
+            rdi: FIRST + RCU,
+            ..vmm::kvm_regs::default()
+        };
+        rig.paused.requests.fail(request);
+        let ended = rig.engine.task_watch.on_end(&rig.paused, &regs);
+        rig.paused.requests.fail(0);
+        ended.expect("accessible");
+        assert_eq!(guest.watched.protected(), [] as [u64; 0], "{request}");
+        assert_eq!(rig.engine.watches.table.load().watches().len(), 0);
+    }
+}
+
+#[test]
+fn list_that_cannot_be_read_is_a_miss() {
+    let guest = Guest::new(&[], "wake_up_new_task");
+    guest.boot();
+    guest.put(SWAPPER + LINKS, 0x7fff_0000);
+    guest.watched.register(OF_PROCESS);
+    assert_eq!(guest.missed(), Some(1));
+    let notes = guest.watched.rig.notes();
+    let is_told = |text: &str| text.starts_with("the guest's tasks cannot be read: ");
+    assert!(notes.iter().any(|note| is_told(&note.text)), "{notes:?}");
 }
 
 #[test]
@@ -296,7 +417,7 @@ fn data_of_tasks_is_not_watched_if_hyprobe_cannot_see_them_start() {
 fn task_without_memory_is_refused_and_the_next_is_watched() {
     let guest = Guest::watching();
     guest.number(FIRST, 7, 7);
-    // The guest writes a false list, whose task is at the end of memory: its flags are not in memory.
+    // The guest starts a false task at the end of memory: its flags are not in memory.
     let end = (2 << 20) - FLAGS;
     guest.number(end, 7, 7);
     assert!(guest.calls(guest.starts, end));

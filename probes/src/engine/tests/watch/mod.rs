@@ -376,3 +376,20 @@ fn watchpoints_beyond_the_most_words_are_no_probes() {
         .expect("removed");
     register(1).expect("registered");
 }
+
+#[test]
+fn note_names_the_instruction_of_many_exits() {
+    let watched = watched(&MOV, &["watch:counter:8"]);
+    for round in 0..2000 {
+        watched.exit(&mut watched.vcpu(watched.data + 8, round));
+    }
+    let notes = watched.rig.notes();
+    let [note] = &notes[..] else {
+        panic!("{notes:?}");
+    };
+    assert_eq!(note.probe.as_deref(), Some("watch:counter:8"));
+    let text = &note.text;
+    assert!(text.starts_with("1000 exits in "), "{text}");
+    let by = "slow the guest; most are by writer+0x0 (at least 1000)";
+    assert!(text.ends_with(by), "{text}");
+}

@@ -91,4 +91,6 @@ fn copies_without_memory_are_refused() {
     let (watched, boots) = guest(0x7fff_0000);
     boot(&watched, boots);
     assert_eq!(watched.rig.states()[0], ProbeState::Refused);
+    let reason = watched.rig.probe(0).reason.expect("a reason");
+    assert!(reason.ends_with("is not in memory"), "{reason}");
 }
