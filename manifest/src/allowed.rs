@@ -9,7 +9,7 @@ use introspect::glob_matches;
 pub enum Allowed {
     /// Those that write or read one of the values.
     Values(Vec<i64>),
-    /// Those by an instruction of a function whose name is one of these, or matches one of these patterns.
+    /// Those by an instruction of a function whose name is one of these, or matches one of these patterns; of a module, `MODULE:NAME`.
     Functions(Vec<String>),
 }
 
@@ -30,11 +30,26 @@ impl Allowed {
                 values.iter().any(is_it)
             }
             Self::Functions(names) => {
-                let function = symbol.split('+').next().unwrap_or(symbol);
-                let matches = |name: &String| name == function || glob_matches(name, function);
-                names.iter().any(matches)
+                let is_it = |name: &String| is_of(name, symbol);
+                names.iter().any(is_it)
             }
         }
+    }
+}
+
+/// Whether the instruction at `symbol`, `name+0xoffset` or `name+0xoffset [module]`, is of a function called `wanted`.
+fn is_of(wanted: &str, symbol: &str) -> bool {
+    // The delivery of an exception, or an address without a symbol.
+    let Some((function, offset)) = symbol.split_once("+0x") else {
+        return false;
+    };
+    let module = offset.split_once(" [").map(|(_, module)| module);
+    let module = module.map(|module| module.trim_end_matches(']'));
+    let matches = |pattern: &str, name: &str| pattern == name || glob_matches(pattern, name);
+    match (wanted.split_once(':'), module) {
+        (None, None) => matches(wanted, function),
+        (Some((of, name)), Some(module)) => matches(of, module) && matches(name, function),
+        (None, Some(_)) | (Some(_), None) => false,
     }
 }
 
@@ -94,9 +109,17 @@ mod tests {
     fn function_is_allowed_by_its_name_or_a_pattern() {
         let allowed = Allowed::Functions(vec!["f".to_owned(), "do_proc_*".to_owned()]);
         let is_allowed = |symbol| allowed.is_allowed(symbol, 0, 8);
-        assert!(is_allowed("f+0x10") && is_allowed("f+0x10 [m]") && is_allowed("f"));
+        assert!(is_allowed("f+0x10") && is_allowed("f+0x0"));
+        assert!(!is_allowed("f+0x10 [m]") && !is_allowed("f"));
         assert!(is_allowed("do_proc_dointvec_conv+0x1d"));
         assert!(!is_allowed("g+0x10") && !is_allowed("f.cold+0x1") && !is_allowed("do_proc+0x1"));
-        assert!(!is_allowed("delivery of vector 0xe"));
+        let all = Allowed::Functions(vec!["*".to_owned()]);
+        let is_allowed = |symbol| all.is_allowed(symbol, 0, 8);
+        assert!(is_allowed("f+0x1") && !is_allowed("f+0x1 [m]"));
+        assert!(!is_allowed("delivery of vector 0xe") && !is_allowed("0xffffffff81000000"));
+        let of_module = Allowed::Functions(vec!["m:proc_*".to_owned()]);
+        let is_allowed = |symbol| of_module.is_allowed(symbol, 0, 8);
+        assert!(is_allowed("proc_x+0x1 [m]"));
+        assert!(!is_allowed("proc_x+0x1 [n]") && !is_allowed("proc_x+0x1"));
     }
 }

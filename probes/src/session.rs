@@ -240,6 +240,7 @@ impl Session {
             guest.vcpus = self.engine.inventory().vcpu_stacks(&paused);
         }
         self.engine.uprobes.miss_unseen();
+        self.engine.task_watch.miss_unseen();
         Ok(Summary {
             accel: accel.to_owned(),
             guest,

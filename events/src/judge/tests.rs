@@ -524,6 +524,25 @@ fn other_values_of_watched_data_break_an_expectation() {
 }
 
 #[test]
+fn part_of_watched_data_breaks_an_expectation_of_values() {
+    let judged = |spec: &str, offset| {
+        let mut judge = judge(&format!("probe = '{spec}'\nonly = [1]"));
+        let Event::Hit(mut hit) = access(1, true) else {
+            unreachable!("a hit")
+        };
+        hit.probe = spec.into();
+        hit.write = hit.write.map(|write| DataWrite { offset, ..write });
+        judge.event(Duration::ZERO, &Event::Hit(hit));
+        broken(judge, &summary(&[probe(spec, 1)]))
+    };
+    assert_eq!(judged("watch:x", 0), None);
+    assert_eq!(judged("watch:x:4", 0), None);
+    assert!(judged("watch:x", 8).is_some());
+    // The bytes are on two pages.
+    assert!(judged("watch:x:8", 0).is_some());
+}
+
+#[test]
 fn other_functions_that_access_watched_data_break_an_expectation() {
     let judged = |names: &str| {
         let mut judge = judge(&format!("probe = 'watch:x:rw'\nonly_by = [{names}]"));

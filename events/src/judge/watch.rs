@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use manifest::{
-    Allowed, Count, Expectation, Expected, GuestEnd, ProbeSpec, ValuePlace, Width, Word as _,
+    Allowed, Count, Expectation, Expected, GuestEnd, Location, ProbeSpec, ValuePlace, Width,
+    Word as _,
 };
 
 use super::tally::Tally;
@@ -109,7 +110,7 @@ impl Watch {
             }
             Expected::Accesses { probe, allowed } if probe.stands_for(name) => {
                 if let Event::Hit(hit) = event
-                    && !is_allowed(allowed, hit)
+                    && !is_allowed(probe, allowed, hit)
                 {
                     self.breaks(|| described(event));
                 }
@@ -200,14 +201,22 @@ fn judge_all(probe: &ProbeSpec, events: &str, tally: Tally) -> Option<String> {
     tally.blind
 }
 
-/// Whether the access to watched data is allowed.
-fn is_allowed(allowed: &Allowed, hit: &Hit) -> bool {
-    let value = match (&hit.write, &hit.read) {
-        (Some(write), _) => Some((write.new.0, write.bytes)),
-        (None, Some(read)) => Some((read.value.0, read.bytes)),
-        (None, None) => None,
+/// Whether the access to watched data is allowed. A part of the watched bytes is no number that can be compared.
+fn is_allowed(probe: &ProbeSpec, allowed: &Allowed, hit: &Hit) -> bool {
+    let (value, bytes, offset) = match (&hit.write, &hit.read) {
+        (Some(write), _) => (write.new.0, write.bytes, write.offset),
+        (None, Some(read)) => (read.value.0, read.bytes, read.offset),
+        (None, None) => return false,
     };
-    value.is_some_and(|(value, bytes)| allowed.is_allowed(&hit.symbol, value, bytes))
+    let is_part = || {
+        let watched = match &probe.location {
+            Location::Data(data) => data.bytes,
+            _ => None,
+        };
+        offset != 0 || watched.is_some_and(|watched| watched != u16::from(bytes))
+    };
+    let is_unknown = matches!(allowed, Allowed::Values(_)) && is_part();
+    !is_unknown && allowed.is_allowed(&hit.symbol, value, bytes)
 }
 
 /// Judges a count. `in_time` is the number of events up to the deadline, if there is a deadline; otherwise the probe's own counters are

@@ -269,7 +269,10 @@ fn only_by(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected
     watched(expect, &probe)?;
     let names = expect.strings("only_by")?;
     let names: Vec<String> = names.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let number = names.len();
+    let number = match names.iter().any(String::is_empty) {
+        true => 0,
+        false => names.len(),
+    };
     accesses(expect, "only_by", probe, Allowed::Functions(names), number)
 }
 

@@ -459,6 +459,7 @@ fn expectations_that_mean_nothing_are_refused() {
         "probe = 'watch:x'\nonly = ['1']",
         "probe = 'watch:x'\nonly = 1",
         "probe = 'watch:x'\nonly_by = []",
+        "probe = 'watch:x'\nonly_by = ['f', '']",
         "probe = 'watch:x:9'\nonly = [1]",
         "probe = 'watch:x'\nonly = [1]\nonly_by = ['f']",
     ] {

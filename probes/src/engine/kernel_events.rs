@@ -115,7 +115,7 @@ impl KernelEvents {
                 KernelEvent::TaskEnded => self.returns.end_task(vcpu)?,
                 KernelEvent::TaskStarted => {
                     let regs = vcpu.regs()?;
-                    self.task_watch.on_start(paused, &regs);
+                    self.task_watch.on_start(paused, &regs)?;
                 }
                 KernelEvent::TaskLeft => self.returns.leave_task(vcpu.index()),
                 KernelEvent::TaskFreed => {

@@ -100,7 +100,7 @@ pub struct Engine {
     armer: Arc<Armer>,
     site_planter: Arc<SitePlanter>,
     module_watch: Arc<ModuleWatch>,
-    task_watch: Arc<TaskWatch>,
+    pub(crate) task_watch: Arc<TaskWatch>,
     handover: Arc<Handover>,
     hits: Arc<Hits>,
     paused_hits: PausedHits,

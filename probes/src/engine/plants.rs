@@ -59,11 +59,10 @@ impl Plants {
         probes.filter(|probe| probe.sees_modules_go()).count() == 2
     }
 
-    /// Whether the kernel event probes that see tasks start and end are armed.
+    /// Whether the kernel event probes that see tasks start and end have plants.
     pub(crate) fn see_tasks_now(&self) -> bool {
-        let mut probes = self.kernel_event_probes.iter();
-        self.have_task_events()
-            && probes.all(|probe| !probe.sees_tasks() || probe.planted_at().is_some())
+        let mut events = [KernelEvent::TaskStarted, KernelEvent::TaskFreed].into_iter();
+        events.all(|event| self.is_planted(event))
     }
 
     /// Whether the kernel has both functions for these probes.
@@ -148,6 +147,14 @@ impl Plants {
         };
         let mut kernel_event_probes = self.kernel_event_probes.iter();
         kernel_event_probes.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
+    }
+
+    /// Whether the probe of the event is armed, by a plant or in place of a plant.
+    pub(crate) fn is_armed(&self, kernel_event: KernelEvent) -> bool {
+        let is_it =
+            |purpose: &Purpose| matches!(purpose, Purpose::KernelEvent(it) if *it == kernel_event);
+        let mut probes = self.kernel_event_probes.iter();
+        probes.any(|probe| is_it(&probe.purpose) && probe.planted_at().is_some())
     }
 
     pub(crate) fn is_planted(&self, kernel_event: KernelEvent) -> bool {

@@ -122,17 +122,19 @@ impl Engine {
             false => self.armer.change_probes(paused, &added, &[]),
         };
         if let Err(error) = armed {
-            self.probes.list.store(before);
+            self.probes.list.store(Arc::clone(&before));
             added
                 .iter()
                 .for_each(|probe| self.probes.forget_interest(probe));
             if in_modules {
                 self.module_watch.look_for_modules();
             }
-            // The look has changed the states of the others.
-            if (in_modules || in_tasks)
-                && let Err(error) = self.armer.reconcile(paused)
-            {
+            // The change may have failed late, and the look has changed the states of the others.
+            let others: &[Arc<Probe>] = match in_modules || in_tasks {
+                true => &before,
+                false => &[],
+            };
+            if let Err(error) = self.armer.change_probes(paused, others, &added) {
                 self.probes.refuse_pending(&error);
             }
             return Err(error.into());

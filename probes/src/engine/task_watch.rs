@@ -47,6 +47,9 @@ pub(crate) struct TaskWatch {
     pub(crate) early: Mutex<BTreeSet<u32>>,
 }
 
+/// The reason of a watchpoint whose process is started before tasks are watched.
+const TOO_EARLY: &str = "tasks are watched from the time when the kernel frees its init memory";
+
 /// A watchpoint, and its data.
 type Member = (Arc<Probe>, TaskMember);
 
@@ -59,16 +62,6 @@ fn is_bound_to(probe: &Probe, task: Gva) -> bool {
 fn bind(probe: &Probe, member: &TaskMember, task: Gva) {
     probe.set_place(Some(in_task(member, task)));
     probe.status.set_state(ProbeState::Pending, None);
-}
-
-fn unbind(probe: &Probe) {
-    probe.set_place(None);
-    if matches!(
-        probe.status.state(),
-        ProbeState::Armed | ProbeState::Pending
-    ) {
-        probe.status.set_state(ProbeState::Gone, None);
-    }
 }
 
 impl TaskWatch {
@@ -84,7 +77,50 @@ impl TaskWatch {
     /// Whether tasks are watched: the kernel has freed its init memory, or hyprobe does not see when it does.
     fn has_booted(&self) -> bool {
         self.running.modules.paging().is_some()
-            && (self.running.init_freed.get() || !self.plants.is_planted(KernelEvent::InitFreed))
+            && (self.running.init_freed.get() || !self.plants.is_armed(KernelEvent::InitFreed))
+    }
+
+    /// Unbinds the probe. If another thread has taken the place of the task, the process has gone on unseen.
+    fn unbind(&self, probe: &Probe) {
+        self.miss_replaced(probe);
+        probe.set_place(None);
+        if matches!(
+            probe.status.state(),
+            ProbeState::Armed | ProbeState::Pending
+        ) {
+            probe.status.set_state(ProbeState::Gone, None);
+        }
+    }
+
+    /// Counts a miss if another thread has taken the place of the task of the probe.
+    fn miss_replaced(&self, probe: &Probe) {
+        let owner = probe.place().map(|place| place.owner);
+        if let Some(MemoryOwner::Task(task)) = owner
+            && self.is_replaced(task)
+        {
+            probe.counters.miss(Missed::Unprotected);
+        }
+    }
+
+    fn is_replaced(&self, task: Gva) -> bool {
+        self.layout().is_some_and(|layout| {
+            let is_replaced = self
+                .running
+                .with_view(|view| layout.is_replaced(view, task));
+            is_replaced == Some(true)
+        })
+    }
+
+    /// Counts the misses of tasks that hyprobe has not seen start or end. Called at the end of the run.
+    pub(crate) fn miss_unseen(&self) {
+        let event_probes = self.plants.kernel_event_probes.iter();
+        let event_probes = event_probes.filter(|probe| probe.sees_tasks());
+        let lost = event_probes.map(|probe| probe.counters.missed_in_all());
+        let lost = lost.fold(0, u64::saturating_add);
+        for (probe, _) in self.members() {
+            probe.counters.add_missed(Missed::Unprotected, lost);
+            self.miss_replaced(&probe);
+        }
     }
 
     /// The watchpoints at data of tasks.
@@ -119,14 +155,7 @@ impl TaskWatch {
             let member = probe.in_task.as_ref();
             member.is_some_and(|member| member.pid == pid)
         };
-        if !list.iter().any(of_process) {
-            return false;
-        }
-        let has_booted = self.has_booted();
-        if !has_booted {
-            self.early().insert(pid);
-        }
-        has_booted
+        list.iter().any(of_process)
     }
 
     /// Whether the kernel gives up the struct of a task with watched data. The other vCPUs run.
@@ -140,28 +169,41 @@ impl TaskWatch {
 
     /// Binds the watchpoints of the process whose first thread is about to run. A former process of the number has ended, but its struct may still be there.
     /// The other vCPUs are paused.
-    pub(crate) fn on_start(&self, paused: &dyn Paused, regs: &kvm_regs) {
-        let Some(pid) = self.started(regs).filter(|_| self.has_booted()) else {
-            return;
+    ///
+    /// # Errors
+    ///
+    /// If pages stay protected.
+    pub(crate) fn on_start(&self, paused: &dyn Paused, regs: &kvm_regs) -> Result<(), GuestError> {
+        let Some(pid) = self.started(regs) else {
+            return Ok(());
         };
         let mut members = self.members();
         members.retain(|(_, member)| member.pid == pid);
+        if !self.has_booted() {
+            self.early().insert(pid);
+            for (probe, _) in &members {
+                let state = ProbeState::Pending;
+                probe.status.set_state(state, Some(TOO_EARLY.to_owned()));
+            }
+            return Ok(());
+        }
         let task = Gva(regs.rdi);
         for (probe, member) in &members {
             if !is_bound_to(probe, task) {
+                self.miss_replaced(probe);
                 bind(probe, member, task);
             }
         }
         let probes: Vec<_> = members.into_iter().map(|(probe, _)| probe).collect();
         // Also those that were bound when the task was in the list, but not started yet.
-        self.rearm(paused, &probes);
+        self.rearm(paused, &probes)
     }
 
     /// Unbinds the watchpoints of the task whose struct the kernel gives up. The other vCPUs are paused.
     ///
     /// # Errors
     ///
-    /// If the pages stay protected.
+    /// If pages stay protected.
     pub(crate) fn on_end(&self, paused: &dyn Paused, regs: &kvm_regs) -> Result<(), GuestError> {
         let Some(task) = self.ended(regs) else {
             return Ok(());
@@ -169,27 +211,12 @@ impl TaskWatch {
         let mut members = self.members();
         members.retain(|(probe, _)| is_bound_to(probe, task));
         let probes: Vec<_> = members.iter().map(|(probe, _)| Arc::clone(probe)).collect();
-        if probes.is_empty() {
-            return Ok(());
+        probes.iter().for_each(|probe| self.unbind(probe));
+        if !probes.is_empty() && self.is_replaced(task) {
+            // The process may go on. The other thread is its first one since it has called `execve`.
+            self.bind_to_present(&members);
         }
-        probes.iter().for_each(|probe| unbind(probe));
-        let is_replaced = self.layout().is_some_and(|layout| {
-            let is_replaced = self
-                .running
-                .with_view(|view| layout.is_replaced(view, task));
-            is_replaced == Some(true)
-        });
-        if is_replaced {
-            // The process goes on. The other thread is its first one since it has called `execve`.
-            for probe in self.bind_to_present(&members) {
-                probe.counters.miss(Missed::Unprotected);
-            }
-        }
-        if self.rearm(paused, &probes) {
-            return Ok(());
-        }
-        // Another change has failed. The memory is about to be used for other data.
-        self.watches.forget(paused, &probes)
+        self.rearm(paused, &probes)
     }
 
     /// Looks for processes: tasks are watched from now on. A process that was started before, and is not there any more, is missed. The other
@@ -216,25 +243,24 @@ impl TaskWatch {
             // A task whose end is still to come may have left the list.
             let stays = has_seen_all && probe.place().is_some();
             if !stays && probe.place().is_some() {
-                unbind(probe);
+                self.unbind(probe);
             }
             !stays
         });
         self.bind_to_present(&members);
     }
 
-    /// Binds the watchpoints to the processes that the guest has now, as far as it has them. Returns those that are bound.
-    fn bind_to_present(&self, members: &[Member]) -> Vec<Arc<Probe>> {
+    /// Binds the watchpoints to the processes that the guest has now, as far as it has them.
+    fn bind_to_present(&self, members: &[Member]) {
         let pids: BTreeSet<u32> = members.iter().map(|(_, member)| member.pid).collect();
         if pids.is_empty() {
-            return Vec::new();
+            return;
         }
         let found = self.layout().and_then(|layout| {
             let found = self.running.with_view(|view| layout.find(view, &pids));
             let found = found.map(|found| found.map_err(|error| self.cannot_read(&error)));
             found?.ok()
         });
-        let mut bound = Vec::new();
         for (probe, member) in members {
             match &found {
                 // The process may be there.
@@ -242,12 +268,10 @@ impl TaskWatch {
                 Some(found) => {
                     if let Some(task) = found.get(&member.pid) {
                         bind(probe, member, *task);
-                        bound.push(Arc::clone(probe));
                     }
                 }
             }
         }
-        bound
     }
 
     fn cannot_read(&self, error: &TaskListError) {
@@ -255,15 +279,19 @@ impl TaskWatch {
         self.reporter.note(None, text);
     }
 
-    /// Arms the watchpoints at their present tasks. Returns whether that has succeeded; otherwise they are refused.
-    fn rearm(&self, paused: &dyn Paused, probes: &[Arc<Probe>]) -> bool {
+    /// Arms the watchpoints at their present tasks, and nowhere else. If that fails, they are refused.
+    fn rearm(&self, paused: &dyn Paused, probes: &[Arc<Probe>]) -> Result<(), GuestError> {
+        if probes.is_empty() {
+            return Ok(());
+        }
         let Err(error) = self.armer.change_probes(paused, probes, &[]) else {
-            return true;
+            return Ok(());
         };
         for probe in probes {
             probe.set_place(None);
             self.probes.refuse(probe, chain(&error));
         }
-        false
+        // The memory of former tasks is about to be used for other data.
+        self.watches.forget(paused, probes)
     }
 }

@@ -321,12 +321,15 @@ impl Armer {
     }
 }
 
-/// The next state of a watchpoint whose process is not there. While it is off, a process of the number may come and go unseen.
+/// The next state of a watchpoint whose process is not there. While it is off, a process of the number may come and go unseen: it is not known that there was none.
 fn without_task(probe: &Probe, member: &TaskMember, is_off: bool) -> NewState {
+    let pid = member.pid;
     match (probe.status.state(), is_off) {
         (ProbeState::Refused, _) => NewState::AsItIs,
         (_, true) => NewState::Disabled,
-        (ProbeState::Disabled, false) => NewState::Pending(member.not_started().to_string()),
+        (ProbeState::Disabled, false) => NewState::Pending(format!(
+            "the guest has no process with the number {pid} since the watchpoint was enabled"
+        )),
         (_, false) => NewState::AsItIs,
     }
 }

@@ -1,7 +1,7 @@
 //! Pages with watched data that the guest accesses often: each access exits, and slows the guest. A note names the instructions.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva};
 
@@ -12,7 +12,7 @@ const HOT: u32 = 1000;
 /// The most instructions that are counted on a page at once.
 const INSTRUCTIONS: usize = 8;
 
-/// The exits of the pages, each in its present window. The guest has at most as many pages as can be protected in a run.
+/// The exits of the protected pages, each in its present window.
 #[derive(Debug, Default)]
 pub(crate) struct HotPages(Mutex<BTreeMap<Gpa, Window>>);
 
@@ -36,9 +36,18 @@ pub(crate) struct HotPage {
 }
 
 impl HotPages {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Gpa, Window>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets the other pages.
+    pub(crate) fn retain(&self, stays: impl Fn(Gpa) -> bool) {
+        self.lock().retain(|page, _| stays(*page));
+    }
+
     /// Counts an exit of the instruction `by` at the page. Returns the page if it has become hot.
     pub(crate) fn count(&self, page: Gpa, by: Gva, now_ns: u64) -> Option<HotPage> {
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.lock();
         let window = pages.entry(page).or_insert_with(|| Window {
             since_ns: now_ns,
             exits: 0,
@@ -101,6 +110,21 @@ mod tests {
         assert_eq!(hot.next(), Some(expected(1000)));
         assert_eq!(hot.next(), Some(expected(10_000)));
         assert_eq!(hot.next(), None);
+    }
+
+    #[test]
+    fn forgotten_page_is_reported_anew() {
+        let pages = HotPages::default();
+        let hot = |exits: u64| {
+            (0..exits)
+                .filter_map(|_| pages.count(PAGE, Gva(1), 0))
+                .count()
+        };
+        assert_eq!(hot(1500), 1);
+        pages.retain(|page| page == PAGE);
+        assert_eq!(hot(1500), 0);
+        pages.retain(|page| page != PAGE);
+        assert_eq!(hot(1500), 1);
     }
 
     #[test]

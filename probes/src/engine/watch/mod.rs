@@ -177,16 +177,20 @@ impl Watches {
 
     fn describe(&self, hot: &HotPage) -> String {
         let frequent = hot.by.iter().take(MAX_NAMED);
+        let frequent = frequent.filter(|(_, exits)| *exits >= hot.exits / 10);
         let frequent = frequent.map(|(at, exits)| {
             let symbol = self.writer(Origin::Instruction(*at)).symbol;
             format!("{symbol} (at least {exits})")
         });
         let frequent: Vec<String> = frequent.collect();
+        let by = match frequent.is_empty() {
+            true => "many instructions".to_owned(),
+            false => frequent.join(", "),
+        };
         format!(
-            "{} exits in {} ms at the page of this data slow the guest; most are by {}",
+            "{} exits in {} ms at the page of this data slow the guest, by {by}",
             hot.exits,
             hot.in_ns / 1_000_000,
-            frequent.join(", ")
         )
     }
 
@@ -383,6 +387,7 @@ impl Watches {
         if before.pages() != table.pages() {
             self.protections.watch(paused, table.pages())?;
         }
+        self.hot_pages.retain(|page| table.protects(page));
         self.table.store(Arc::new(table));
         Ok(before)
     }

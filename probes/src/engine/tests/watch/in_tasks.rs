@@ -185,8 +185,10 @@ fn task_that_boots_the_kernel_is_watched_once_the_kernel_has_booted() {
     let guest = Guest::new(&[OF_PROCESS], "wake_up_new_task");
     guest.number(FIRST, 7, 7);
     guest.link(&[FIRST]);
-    assert!(!guest.calls(guest.starts, FIRST));
+    assert!(guest.calls(guest.starts, FIRST));
     assert_eq!(guest.watched.protected(), [] as [u64; 0]);
+    let reason = guest.watched.rig.probe(0).reason.expect("a reason");
+    assert!(reason.starts_with("tasks are watched from"), "{reason}");
     guest.boot();
     assert_eq!(guest.state(), ProbeState::Armed);
     assert_eq!(guest.watched.protected(), [FIRST]);
@@ -198,7 +200,7 @@ fn task_that_has_ended_before_the_kernel_has_booted_is_missed() {
     let guest = Guest::new(&[OF_PROCESS], "wake_up_new_task");
     guest.number(FIRST, 7, 7);
     guest.link(&[FIRST]);
-    assert!(!guest.calls(guest.starts, FIRST));
+    assert!(guest.calls(guest.starts, FIRST));
     guest.link(&[]);
     guest.boot();
     assert_eq!(guest.state(), ProbeState::Pending);
@@ -278,6 +280,21 @@ fn process_whose_other_thread_calls_execve_is_watched_with_a_miss() {
     assert_eq!(guest.missed(), Some(1));
     guest.write(SECOND);
     assert_eq!(guest.watched.writes(), [(0, 5)]);
+}
+
+#[test]
+fn process_that_ends_soon_after_its_other_thread_calls_execve_is_a_miss() {
+    let guest = Guest::watching();
+    guest.number(FIRST, 7, 7);
+    guest.link(&[FIRST]);
+    assert!(guest.calls(guest.starts, FIRST));
+    guest.put(FIRST + LEADER, SECOND);
+    // The run may end before the kernel gives up the struct.
+    guest.watched.rig.engine.task_watch.miss_unseen();
+    assert_eq!(guest.missed(), Some(1));
+    guest.end(FIRST);
+    assert_eq!(guest.state(), ProbeState::Gone);
+    assert_eq!(guest.missed(), Some(2));
 }
 
 /// The probe of the same process that a test adds.
@@ -365,6 +382,37 @@ fn disabled_probe_stays_disabled_when_its_task_ends() {
     assert_eq!(guest.state(), ProbeState::Disabled);
     set(true);
     assert_eq!(guest.state(), ProbeState::Pending);
+    let reason = guest.watched.rig.probe(0).reason.expect("a reason");
+    assert!(
+        reason.ends_with("since the watchpoint was enabled"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn failed_change_at_a_start_leaves_no_page_of_the_former_task_protected() {
+    for request in 1..20 {
+        let guest = Guest::watching();
+        guest.number(FIRST, 7, 7);
+        guest.link(&[FIRST]);
+        assert!(guest.calls(guest.starts, FIRST));
+        let other = FIRST + 0x1000;
+        guest.number(other, 7, 7);
+        let rig = &guest.watched.rig;
+        let regs = vmm::kvm_regs {
+            rdi: other,
+            ..vmm::kvm_regs::default()
+        };
+        rig.paused.requests.fail(request);
+        let started = rig.engine.task_watch.on_start(&rig.paused, &regs);
+        rig.paused.requests.fail(0);
+        started.expect("accessible");
+        let protected = guest.watched.protected();
+        match guest.state() {
+            ProbeState::Armed => assert_eq!(protected, [other], "{request}"),
+            _ => assert_eq!(protected, [] as [u64; 0], "{request}"),
+        }
+    }
 }
 
 #[test]

@@ -390,6 +390,23 @@ fn note_names_the_instruction_of_many_exits() {
     assert_eq!(note.probe.as_deref(), Some("watch:counter:8"));
     let text = &note.text;
     assert!(text.starts_with("1000 exits in "), "{text}");
-    let by = "slow the guest; most are by writer+0x0 (at least 1000)";
+    let by = "slow the guest, by writer+0x0 (at least 1000)";
     assert!(text.ends_with(by), "{text}");
+}
+
+#[test]
+fn note_names_no_instruction_of_many_that_exit() {
+    let many = MOV.repeat(32);
+    let mut watched = watched(&many, &["watch:counter:8"]);
+    let writer = watched.at;
+    for round in 0..1000 {
+        watched.at = writer.wrapping_add(round % 32 * MOV.len() as u64);
+        watched.exit(&mut watched.vcpu(watched.data + 8, round));
+    }
+    let notes = watched.rig.notes();
+    let text = &notes.first().expect("a note").text;
+    assert!(
+        text.ends_with("slow the guest, by many instructions"),
+        "{text}"
+    );
 }
