@@ -10,6 +10,7 @@ use text::Paused;
 
 use crate::ResolveError;
 use crate::engine::Engine;
+use crate::engine::arm::edits::{Change, Sites};
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::{EngineAction, with_engine_actions};
 use crate::registry::Probe;
@@ -130,11 +131,16 @@ impl Engine {
                 self.module_watch.look_for_modules();
             }
             // The change may have failed late, and the look has changed the states of the others.
-            let others: &[Arc<Probe>] = match in_modules || in_tasks {
-                true => &before,
-                false => &[],
+            let (probes, sites): (&[Arc<Probe>], _) = match in_modules || in_tasks {
+                true => (&before, Sites::All),
+                false => (&[], Sites::These(&[])),
             };
-            if let Err(error) = self.armer.change_probes(paused, others, &added) {
+            let change = Change {
+                probes,
+                dropped: &added,
+                sites,
+            };
+            if let Err(error) = self.armer.change(paused, change) {
                 self.probes.refuse_pending(&error);
             }
             return Err(error.into());

@@ -181,9 +181,10 @@ impl TaskWatch {
         members.retain(|(_, member)| member.pid == pid);
         if !self.has_booted() {
             self.early().insert(pid);
+            let pending = ProbeState::Pending;
+            members.retain(|(probe, _)| probe.status.state() == pending);
             for (probe, _) in &members {
-                let state = ProbeState::Pending;
-                probe.status.set_state(state, Some(TOO_EARLY.to_owned()));
+                probe.status.set_state(pending, Some(TOO_EARLY.to_owned()));
             }
             return Ok(());
         }
@@ -257,9 +258,8 @@ impl TaskWatch {
             return;
         }
         let found = self.layout().and_then(|layout| {
-            let found = self.running.with_view(|view| layout.find(view, &pids));
-            let found = found.map(|found| found.map_err(|error| self.cannot_read(&error)));
-            found?.ok()
+            let found = self.running.with_view(|view| layout.find(view, &pids))?;
+            found.map_err(|error| self.cannot_read(&error)).ok()
         });
         for (probe, member) in members {
             match &found {

@@ -6,6 +6,7 @@
 //!
 //! Threads: vCPUs access the memory and report on their own threads, under the lock. The table changes with the other vCPUs paused.
 
+mod exits;
 pub(crate) mod hot_pages;
 pub(crate) mod lifted;
 pub(crate) mod memory;
@@ -36,15 +37,12 @@ use crate::engine::tasks::Position;
 use crate::engine::uprobes::hidden_code::{HiddenCode, ReadOnlyCode};
 use crate::engine::uprobes::mark_counter::RaisedCounter;
 use crate::engine::uprobes::private_copies::PrivateCopies;
-use crate::engine::watch::hot_pages::{HotPage, HotPages};
+use crate::engine::watch::hot_pages::HotPages;
 use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
 use crate::engine::watch::memory::{AccessKind, Origin, Seen, SeenAccess, WatchedMemory};
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::handler::HitContext;
 use crate::registry::{Missed, Probe, Purpose};
-
-/// The most instructions that a note about a page names.
-const MAX_NAMED: usize = 3;
 
 /// The armed watchpoints, and the guest's accesses to their pages.
 #[derive(Debug)]
@@ -157,41 +155,6 @@ impl Watches {
             Passed::Emulated => self.copies.on_read(vcpu, code.begun()),
             Passed::Faulted(_) | Passed::MustStep => Ok(()),
         }
-    }
-
-    /// Counts an exit of the instruction at `by`, for each watchpoint on the accessed pages whose bytes the instruction has not accessed. A note
-    /// reports pages with many exits.
-    fn count_exits(&self, seen: &Seen, by: Gva) {
-        let table = self.table.load();
-        for probe in seen.beside(&table) {
-            probe.counters.count_exit();
-        }
-        for page in seen.pages() {
-            let hot = self.hot_pages.count(page, by, self.reporter.now_ns());
-            if let (Some(hot), Some(watch)) = (hot, table.on_page(page).next()) {
-                let text = self.describe(&hot);
-                self.reporter.note(Some(&watch.probe), text);
-            }
-        }
-    }
-
-    fn describe(&self, hot: &HotPage) -> String {
-        let frequent = hot.by.iter().take(MAX_NAMED);
-        let frequent = frequent.filter(|(_, exits)| *exits >= hot.exits / 10);
-        let frequent = frequent.map(|(at, exits)| {
-            let symbol = self.writer(Origin::Instruction(*at)).symbol;
-            format!("{symbol} (at least {exits})")
-        });
-        let frequent: Vec<String> = frequent.collect();
-        let by = match frequent.is_empty() {
-            true => "many instructions".to_owned(),
-            false => frequent.join(", "),
-        };
-        format!(
-            "{} exits in {} ms at the page of this data slow the guest, by {by}",
-            hot.exits,
-            hot.in_ns / 1_000_000,
-        )
     }
 
     /// Makes a write that KVM has emulated up to the memory, at `gpa`. The vCPU's registers are those behind the instruction.

@@ -5,6 +5,7 @@ mod in_tasks;
 mod per_cpu;
 mod reads;
 mod stepped;
+mod task_guest;
 
 use std::sync::Arc;
 
