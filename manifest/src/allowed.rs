@@ -7,9 +7,9 @@ use introspect::glob_matches;
 /// The allowed accesses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// Those that write or read one of the values.
+    /// Accesses that write or read one of the values.
     Values(Vec<i64>),
-    /// Those by an instruction of a function whose name is one of these, or matches one of these patterns; of a module, `MODULE:NAME`.
+    /// Accesses by instructions of these functions: names and patterns, in a module `MODULE:NAME`.
     Functions(Vec<String>),
 }
 

@@ -6,9 +6,9 @@ use crate::boot::{Boot, Ran, Stock, probe};
 use crate::tracepoints::number;
 use crate::watch::writes;
 
-/// The number of inodes that each processor has added, less those that it has removed: the kernel tells the sum.
+/// The kernel adds the copies of all processors to the number of inodes.
 const INODES: &str = "watch:nr_inodes:8";
-/// Written in front of the kernel's sum, and behind it.
+/// The script writes the sysctl before and after it reads the number.
 const MARK: &str = "watch:panic_timeout";
 const IN_FRONT: u64 = 77;
 const BEHIND: u64 = 78;
@@ -35,7 +35,7 @@ fn sums_between_marks(ran: &Ran) -> Vec<i64> {
     for (hit, write) in writes(ran, INODES) {
         let cpu = write.copy.expect("a processor");
         let value = write.new.0.cast_signed();
-        // A number of the processor that the kernel knows, on another one only if the kernel sums up.
+        // Each write changes the copy of its own processor.
         let before = copies.insert(cpu, value);
         let old = write.old.0.cast_signed();
         assert!(before.is_none_or(|before| before == old), "{hit:?}");

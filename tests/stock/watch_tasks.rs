@@ -8,7 +8,7 @@ use crate::watch::{assert_chained, writes};
 /// The priority that `renice` sets, of the first process and of one that is started twice.
 const FIRST: &str = "watch:struct task_struct.static_prio@pid:1";
 const LATER: &str = "watch:struct task_struct.static_prio@pid:4000";
-/// Written at each tick of the process, and whenever it stops to run.
+/// The kernel writes the run time at each tick, and when the process blocks.
 const RUNTIME: &str = "watch:struct task_struct.se.sum_exec_runtime@pid:1";
 /// No process has the number.
 const NEVER: &str = "watch:struct task_struct.static_prio@pid:4100000";

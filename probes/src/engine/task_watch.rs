@@ -214,7 +214,7 @@ impl TaskWatch {
         let probes: Vec<_> = members.iter().map(|(probe, _)| Arc::clone(probe)).collect();
         probes.iter().for_each(|probe| self.unbind(probe));
         if !probes.is_empty() && self.is_replaced(task) {
-            // The process may go on. The other thread is its first one since it has called `execve`.
+            // The process may go on: another thread has called `execve`, and is the first thread now.
             self.bind_to_present(&members);
         }
         self.rearm(paused, &probes)

@@ -321,7 +321,8 @@ impl Armer {
     }
 }
 
-/// The next state of a watchpoint whose process is not there. While it is off, a process of the number may come and go unseen: it is not known that there was none.
+/// The next state of a watchpoint whose process is not there. A disabled watchpoint may not see a process of the number: the reason
+/// afterwards is not that no process was started.
 fn without_task(probe: &Probe, member: &TaskMember, is_off: bool) -> NewState {
     let pid = member.pid;
     match (probe.status.state(), is_off) {

@@ -183,13 +183,14 @@ impl Watches {
         let watched = WatchedMemory::new(self.running.memory.as_ref(), &table);
         text::GuestMemory::write(&watched, gpa, data)?;
         let seen = watched.into_seen(true);
+        let regs = vcpu.regs()?;
         if seen.accesses().next().is_some() {
-            let regs = vcpu.regs()?;
             let paging = vcpu.system_state()?.paging;
             let origin = Origin::Instruction(self.in_front_of(&paging, Gva(regs.rip)));
             self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
-        self.count_exits(&seen, Gva(vcpu.regs()?.rip));
+        drop(order);
+        self.count_exits(&seen, Gva(regs.rip));
         Ok(true)
     }
 
@@ -216,12 +217,13 @@ impl Watches {
         if read == OperandRead::ThenWrite {
             seen.leave_reads_to_writes();
         }
+        let regs = vcpu.regs()?;
         if seen.accesses().next().is_some() {
-            let regs = vcpu.regs()?;
             let origin = Origin::Instruction(Gva(regs.rip));
             self.report_emulated(vcpu, regs, origin, &seen, order.as_mut())?;
         }
-        self.count_exits(&seen, Gva(vcpu.regs()?.rip));
+        drop(order);
+        self.count_exits(&seen, Gva(regs.rip));
         Ok(())
     }
 
