@@ -142,6 +142,10 @@ impl Engine {
             };
             if let Err(error) = self.armer.change(paused, change) {
                 self.probes.refuse_pending(&error);
+                // No probe of the list would give up the pages of these.
+                self.watches
+                    .forget(paused, &added)
+                    .map_err(|error| ArmError(error.into()))?;
             }
             return Err(error.into());
         }

@@ -179,6 +179,10 @@ impl TaskWatch {
         };
         let mut members = self.members();
         members.retain(|(_, member)| member.pid == pid);
+        if members.is_empty() {
+            // Another probe at the function has paused the vCPUs.
+            return Ok(());
+        }
         if !self.has_booted() {
             self.early().insert(pid);
             let pending = ProbeState::Pending;

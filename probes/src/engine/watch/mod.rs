@@ -368,7 +368,10 @@ impl Watches {
             dropped: probes,
             sites: Sites::These(&[]),
         });
-        self.replace(paused, WatchTable::new(others)).map(drop)
+        let table = WatchTable::new(others);
+        // A change that has failed may have protected other pages than those of the present table.
+        self.protections.watch(paused, table.pages())?;
+        self.replace(paused, table).map(drop)
     }
 
     /// The armed watchpoints of probes outside of `change`.
