@@ -37,6 +37,8 @@ for i in 1 2 3 4 5 6 7 8; do
     wait
 done
 start
+# The kernel frees the struct of a process after a grace period of RCU. The probe is gone from then on.
+$b sleep 2
 $b poweroff -f
 "#;
 const EXPECTED: &str = "[[expect]]
