@@ -66,13 +66,13 @@ impl ProtectedPages {
         memory: &GuestMemoryMmap,
         pages: &BTreeMap<Gpa, Protection>,
     ) -> Result<Vec<RamRegion>, ProtectError> {
-        for &page in pages.keys() {
-            if !self.views.contains_key(&page) {
-                if self.views.len() == MAX_VIEWS {
-                    return Err(ProtectError::TooMany { most: MAX_VIEWS });
-                }
-                self.views.insert(page, View::of(memory, page)?);
-            }
+        let new = pages.keys().filter(|page| !self.views.contains_key(*page));
+        let new: Vec<Gpa> = new.copied().collect();
+        if self.views.len() + new.len() > MAX_VIEWS {
+            return Err(ProtectError::TooMany { most: MAX_VIEWS });
+        }
+        for page in new {
+            self.views.insert(page, View::of(memory, page)?);
         }
         let wanted = self
             .views

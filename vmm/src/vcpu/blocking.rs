@@ -137,6 +137,7 @@ impl VcpuRegisters<'_> {
             // KVM does not report the injected #BP, and would forget the #BP.
             events.exception = KVM_INJECTED_BREAKPOINT;
         }
+        self.forget_sregs();
         self.fd
             .set_vcpu_events(&events)
             .map_err(self.failed("KVM_SET_VCPU_EVENTS"))?;

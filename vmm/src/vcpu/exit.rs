@@ -54,6 +54,7 @@ impl StoppedVcpu<'_> {
         self.port_write = None;
         let injected = self.registers.injected_breakpoint.take();
         self.report_stall();
+        self.registers.forget_sregs();
         let entered = self.registers.fd.run();
         self.left_at = Some(LeftAt::now());
         let exit = match entered {

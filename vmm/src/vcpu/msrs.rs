@@ -46,6 +46,8 @@ impl VcpuRegisters<'_> {
             .collect();
         let msrs = Msrs::from_entries(&entries)
             .map_err(|_| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(libc::ENOMEM)))?;
+        // Some are bases of segments, and EFER.
+        self.forget_sregs();
         self.fd.set_msrs(&msrs).map_err(self.failed("KVM_SET_MSRS"))
     }
 

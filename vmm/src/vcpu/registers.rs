@@ -24,6 +24,8 @@ pub struct VcpuRegisters<'a> {
     pub(super) sync_regs: bool,
     /// The RIP of an injected #BP that the guest has not taken. KVM does not report the #BP.
     pub(super) injected_breakpoint: Option<Gva>,
+    /// The system registers, if KVM was asked for them, and nothing can have changed them since.
+    known_sregs: Option<kvm_sregs>,
 }
 
 impl<'a> VcpuRegisters<'a> {
@@ -37,6 +39,7 @@ impl<'a> VcpuRegisters<'a> {
             index,
             sync_regs,
             injected_breakpoint: None,
+            known_sregs: None,
         }
     }
 
@@ -96,13 +99,23 @@ impl<'a> VcpuRegisters<'a> {
         }
     }
 
-    /// The system registers.
+    /// The system registers. KVM is asked once for an exit, unless the VMM changes them.
     ///
     /// # Errors
     ///
     /// When KVM refuses the request.
     pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
-        self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+        if let Some(sregs) = self.known_sregs {
+            return Ok(sregs);
+        }
+        let sregs = self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))?;
+        self.known_sregs = Some(sregs);
+        Ok(sregs)
+    }
+
+    /// The system registers may change now.
+    pub(super) fn forget_sregs(&mut self) {
+        self.known_sregs = None;
     }
 
     /// Sets the system registers: the result of [`VcpuRegisters::sregs`], changed. The bitmap of interrupts in the registers
@@ -112,6 +125,7 @@ impl<'a> VcpuRegisters<'a> {
     ///
     /// When KVM refuses.
     pub fn set_sregs(&mut self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        self.forget_sregs();
         self.fd
             .set_sregs(sregs)
             .map_err(self.failed("KVM_SET_SREGS"))
