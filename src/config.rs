@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use confine::FileRights;
 use guest_images::Module;
-pub use manifest::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+pub use manifest::{Accel, Boot, Console, Format, Stealth, TrapChoice, WhenFull, Workload};
 use manifest::{Injection, ProbeConfig};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,8 @@ pub struct RunConfig {
     pub optimise: bool,
     /// The effect of a hit if the ring has no room for the record.
     pub when_full: WhenFull,
+    /// The guest's accesses to probed kernel code that find the guest's own bytes.
+    pub stealth: Stealth,
     /// The target of the guest's serial console. The process started by the user opens the writer of the console; the field only says
     /// whether output is read and input can be typed.
     pub console: Console,
@@ -114,7 +116,7 @@ mod tests {
         let config = serde_json::json!({
             "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
             "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
-            "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
+            "trap": "auto", "optimise": true, "when_full": "exit", "stealth": "writes", "console": "none", "timeout": null,
             "control": "/run/x/y.sock", "sandbox": "on", "dump_on_crash": false,
         });
         let config: RunConfig = serde_json::from_value(config).expect("a run");

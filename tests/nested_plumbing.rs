@@ -288,6 +288,7 @@ impl Run {
             trap: TrapChoice::Auto,
             optimise: true,
             when_full: manifest::WhenFull::default(),
+            stealth: manifest::Stealth::default(),
             console: Console::Stdio,
             timeout: None,
             injections: Vec::new(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use events::{Event, EventSink};
-use manifest::{ProbeConfig, ProbeSpec, WhenFull};
+use manifest::{ProbeConfig, ProbeSpec, Stealth, WhenFull};
 use probes::{EngineAction, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
@@ -52,6 +52,7 @@ pub(crate) fn run(probes: &[(&str, EngineAction)]) -> Result<(), Box<dyn std::er
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),
+            stealth: Stealth::default(),
             console: Console {
                 output: Box::new(std::io::stderr()),
                 input: None,

@@ -181,6 +181,22 @@ words!(WhenFull {
     Drop = "drop", "it is counted as missed, and the guest runs on";
 });
 
+/// The guest's accesses to probed kernel code that find the guest's own bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stealth {
+    /// Reads behind the guest's own writes, and by the kernel's own readers of code. Other reads find plants.
+    #[default]
+    Writes,
+    /// All reads: no byte of the guest changes. Pages with probed code are hidden, and slow.
+    Reads,
+}
+
+words!(Stealth {
+    Writes = "writes", "what the guest has written, and what its kernel reads of code";
+    Reads = "reads", "all: no byte of the guest changes, and probed pages are slow";
+});
+
 /// How the guest ended.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,6 +253,7 @@ mod tests {
         check::<Workload>();
         check::<ProbeAction>();
         check::<WhenFull>();
+        check::<Stealth>();
         check::<GuestEnd>();
     }
 

@@ -20,7 +20,8 @@ pub mod units;
 
 pub use allowed::Allowed;
 pub use choices::{
-    Accel, Boot, Console, Format, GuestEnd, ProbeAction, TrapChoice, WhenFull, Word, Workload,
+    Accel, Boot, Console, Format, GuestEnd, ProbeAction, Stealth, TrapChoice, WhenFull, Word,
+    Workload,
 };
 pub use expect::{Count, Expectation, Expected, Pattern, ValuePlace, Width};
 pub use file::{

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use events::{Event, EventSink};
 use hyprobe_probes::{Kernel, Session, SessionConfig};
-use manifest::{ProbeConfig, ProbeSpec, WhenFull};
+use manifest::{ProbeConfig, ProbeSpec, Stealth, WhenFull};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -74,6 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
         optimise: true,
         when_full: WhenFull::default(),
+        stealth: Stealth::default(),
         console: Console {
             output: Box::new(std::io::stdout()),
             input: None,

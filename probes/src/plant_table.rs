@@ -163,6 +163,8 @@ const PAGE_OFFSETS: usize = 4096;
 pub(crate) struct Table {
     by_address: AddressMap<Arc<Plant>>,
     by_gpa: AddressMap<Arc<Plant>>,
+    /// The plants on each page, by the first byte.
+    by_page: AddressMap<AddressMap<Arc<Plant>>>,
     /// Plants whose instruction may continue on a page that is not contiguous in guest-physical memory.
     torn: Vec<Arc<Plant>>,
     /// The number of plants at each offset in a page: the offset rules out most port writes of the guest's own.
@@ -196,6 +198,7 @@ impl Default for Table {
         Self {
             by_address: AddressMap::default(),
             by_gpa: AddressMap::default(),
+            by_page: AddressMap::default(),
             torn: Vec::new(),
             offsets: Box::new([0; PAGE_OFFSETS]),
             debug: [const { None }; 4],
@@ -212,6 +215,10 @@ impl Table {
         if plant.spot.room() < MAX_LENGTH_BYTES && plant.spot != Spot::contiguous(plant.spot.gpa) {
             self.torn.push(Arc::clone(&plant));
         }
+        let page = plant.spot.gpa.page().0;
+        let mut on_page = self.by_page.get(&page).cloned().unwrap_or_default();
+        on_page.insert_mut(plant.at.0, Arc::clone(&plant));
+        self.by_page.insert_mut(page, on_page);
         self.by_gpa.insert_mut(plant.spot.gpa.0, plant);
     }
 
@@ -223,6 +230,14 @@ impl Table {
         self.offsets[offset(at)] -= 1;
         self.by_address.remove_mut(&at.0);
         self.torn.retain(|torn| torn.at != at);
+        let page = plant.spot.gpa.page().0;
+        let mut on_page = self.by_page.get(&page).cloned().unwrap_or_default();
+        on_page.remove_mut(&at.0);
+        if on_page.is_empty() {
+            self.by_page.remove_mut(&page);
+        } else {
+            self.by_page.insert_mut(page, on_page);
+        }
         let gpa = plant.spot.gpa.0;
         if self.by_gpa.get(&gpa).is_some_and(|other| other.at == at) {
             self.by_gpa.remove_mut(&gpa);
@@ -242,8 +257,41 @@ impl Table {
         self.by_address.get(&rip.0)
     }
 
+    /// The site at `rip` that has a debug register and no plant.
+    pub(crate) fn only_at(&self, rip: Gva) -> Option<&Arc<Plant>> {
+        let mut only = self.debug.iter().flatten().filter_map(|used| match used {
+            DebugUse::Only(plant) => Some(plant),
+            DebugUse::StandIn(_) => None,
+        });
+        only.find(|plant| plant.at == rip)
+    }
+
     pub(crate) fn at_gpa(&self, gpa: Gpa) -> Option<&Arc<Plant>> {
         self.by_gpa.get(&gpa.0)
+    }
+
+    /// The addresses of the plants whose first byte is in `len` bytes from `gpa` on.
+    pub(crate) fn starting_in(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        let bytes = gpa.0..gpa.0.saturating_add(len as u64);
+        bytes
+            .filter(|at| self.by_gpa.get(at).is_some())
+            .map(Gpa)
+            .collect()
+    }
+
+    /// The plants on the page with the byte at `gpa`.
+    pub(crate) fn plants_on(&self, gpa: Gpa) -> impl Iterator<Item = &Arc<Plant>> {
+        let page = self.by_page.get(&gpa.page().0);
+        page.into_iter().flat_map(|plants| plants.values())
+    }
+
+    pub(crate) fn has_plants_on(&self, gpa: Gpa) -> bool {
+        self.by_page.get(&gpa.page().0).is_some()
+    }
+
+    /// The pages with plants.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Gpa> {
+        self.by_page.iter().map(|(page, _)| Gpa(*page))
     }
 
     /// The plants whose instruction may have bytes in `len` bytes from `gpa` on.

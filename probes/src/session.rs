@@ -9,7 +9,7 @@ use confine::ThreadKind;
 use errors::chain;
 use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
-use manifest::{Action, GuestEnd, Injection, ProbeConfig, ProbeSpec, WhenFull};
+use manifest::{Action, GuestEnd, Injection, ProbeConfig, ProbeSpec, Stealth, WhenFull};
 use text::{KvmMemory, PlantByte};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
@@ -51,6 +51,8 @@ pub struct SessionConfig<'a, A = Action> {
     pub optimise: bool,
     /// The effect of a hit without room for its record.
     pub when_full: WhenFull,
+    /// The guest's accesses to probed kernel code that find the guest's own bytes.
+    pub stealth: Stealth,
     /// The serial console.
     pub console: Console,
     /// Whether a test guest may end the run through port 0xf4.
@@ -133,6 +135,7 @@ impl Session {
         let plant = choose(&facts, config.plant)?;
         let abilities = Abilities {
             plant,
+            stealth: config.stealth,
             debug_execute: facts.debug_execute,
             interprets: facts.port == vmm::PortDelivery::AfterInstruction,
             int3_exits: facts.int3.is_usable(),

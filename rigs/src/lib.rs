@@ -24,3 +24,4 @@ mod runner;
 mod selection;
 pub mod sweep;
 pub mod table;
+pub mod way;

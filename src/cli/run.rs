@@ -8,7 +8,7 @@ use manifest::units;
 
 use super::account::Account;
 use super::values::{choice, cpus, parse_console};
-use crate::config::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+use crate::config::{Accel, Boot, Console, Format, Stealth, TrapChoice, WhenFull, Workload};
 
 /// The guest and the probes. Options override the manifest; probes are added to the manifest's probes.
 #[derive(Clone, Debug, Default, Args)]
@@ -84,6 +84,9 @@ pub(crate) struct RunArgs {
     /// What a hit does when there is no room to record it [default: exit]
     #[arg(long, value_name = "HOW", value_parser = choice::<WhenFull>(), help_heading = "Probes")]
     pub(crate) when_full: Option<WhenFull>,
+    /// Which of the guest's reads of probed kernel code find the guest's own bytes [default: writes]
+    #[arg(long, value_name = "LEVEL", value_parser = choice::<Stealth>(), help_heading = "Probes")]
+    pub(crate) stealth: Option<Stealth>,
     /// Where the guest runs [default: auto]
     #[arg(long, value_name = "WHERE", value_parser = choice::<Accel>(), help_heading = "Run")]
     pub(crate) accel: Option<Accel>,

@@ -159,6 +159,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         trap: args.trap.unwrap_or_default(),
         optimise: !args.no_optimise && run.optimise.unwrap_or(true),
         when_full: args.when_full.or(run.when_full).unwrap_or_default(),
+        stealth: args.stealth.or(run.stealth).unwrap_or_default(),
         console: match console {
             Console::File(path) => Console::File(absolute(path)?),
             Console::Stdio | Console::None => console,

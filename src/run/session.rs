@@ -124,6 +124,7 @@ pub(crate) fn run_guest(
             },
             optimise: config.optimise,
             when_full: config.when_full,
+            stealth: config.stealth,
             console: vmm::Console {
                 output: console,
                 input: input(&config.console).map_err(RunFailure::Input)?,

@@ -38,6 +38,7 @@ mod schema;
 mod sleeping;
 mod source_lines;
 mod stacks;
+mod stealth;
 mod syscalls;
 mod tasks;
 mod tracepoint_fields;

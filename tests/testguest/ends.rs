@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hyprobe_rigs::contract::Here;
+use hyprobe_rigs::way::Way;
 use manifest::GuestEnd;
 use text::PlantByte;
 use vmm::End;
@@ -17,9 +18,10 @@ fn one() -> Here<'static> {
 /// One vCPU, with each plant byte of this host.
 fn each() -> impl Iterator<Item = Here<'static>> {
     [PlantByte::Port, PlantByte::Int3]
+        .map(Way::Byte)
         .into_iter()
-        .filter(|plant| BENCH.delivers(*plant))
-        .map(|plant| Here::new(&BENCH, Some(plant), 1))
+        .filter(|way| BENCH.delivers(*way))
+        .map(|way| Here::new(&BENCH, Some(way), 1))
 }
 
 #[test]

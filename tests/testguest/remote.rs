@@ -9,6 +9,7 @@ use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
 use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
 use events::{Event, EventSink as _, ProbeState};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
+use hyprobe_rigs::way::Way;
 use manifest::{GuestEnd, ProbeAction};
 use text::PlantByte;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -33,8 +34,8 @@ impl Drop for EndsWith {
 }
 
 /// Two busy vCPUs.
-fn two(plant: Option<PlantByte>) -> Here<'static> {
-    Here::new(&BENCH, plant, 2)
+fn two(way: Option<Way>) -> Here<'static> {
+    Here::new(&BENCH, way, 2)
 }
 
 /// Runs the guest until `control` has returned.
@@ -109,11 +110,12 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn a_probe_comes_fires_and_goes_without_a_trace() {
-    for plant in [PlantByte::Port, PlantByte::Int3] {
-        if !BENCH.delivers(plant) {
+    for byte in [PlantByte::Port, PlantByte::Int3] {
+        let way = Way::Byte(byte);
+        if !BENCH.delivers(way) {
             continue;
         }
-        let ran = controlled(&two(Some(plant)), "kprobe:fn_nop", |path, machine| {
+        let ran = controlled(&two(Some(way)), "kprobe:fn_nop", |path, machine| {
             let client = client(path);
             let at = BENCH
                 .kernel()
@@ -150,8 +152,8 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
             assert_eq!(in_memory(machine, at), before, "the guest's own again");
             client.command("stop").expect("stopped");
         });
-        assert_eq!(ran.summary.guest.end, GuestEnd::Stopped, "{plant:?}");
-        assert!(!ran.observer.console().contains("FAIL"), "{plant:?}");
+        assert_eq!(ran.summary.guest.end, GuestEnd::Stopped, "{way:?}");
+        assert!(!ran.observer.console().contains("FAIL"), "{way:?}");
     }
 }
 

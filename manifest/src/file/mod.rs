@@ -19,6 +19,7 @@
 //! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
 //! optimise = false              # every hit exits; else jumps stand for plants, where they can
 //! when_full = "drop"            # what there is no room to record is counted as missed; else it exits
+//! stealth = "reads"             # no byte of the guest changes, and probed pages are slow; else "writes"
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
@@ -58,7 +59,7 @@ use std::time::Duration;
 
 pub use error::{InvalidManifest, ManifestError, Problem};
 
-use crate::choices::{Accel, Boot, Console, Format, WhenFull, Workload};
+use crate::choices::{Accel, Boot, Console, Format, Stealth, WhenFull, Workload};
 use crate::{Expectation, Injection, ProbeConfig};
 
 /// The contents of a manifest.
@@ -132,6 +133,8 @@ pub struct RunSection {
     pub optimise: Option<bool>,
     /// The effect of a hit if the ring has no room for its record.
     pub when_full: Option<WhenFull>,
+    /// The guest's accesses to probed kernel code that find the guest's own bytes.
+    pub stealth: Option<Stealth>,
 }
 
 impl Manifest {

@@ -28,6 +28,7 @@ const RUN_KEYS: &[&str] = &[
     "control",
     "optimise",
     "when_full",
+    "stealth",
 ];
 
 /// The valid numbers of vCPUs: the APIC ids in the machine's tables have no room for more.
@@ -199,5 +200,6 @@ fn run(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> RunSe
         control: run.string("control").map(|(file, _)| folder.join(file)),
         optimise: run.flag("optimise"),
         when_full: run.choice("when_full"),
+        stealth: run.choice("stealth"),
     }
 }

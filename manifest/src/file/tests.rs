@@ -1,7 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
-use crate::{Action, ProbeConfig, WhenFull};
+use crate::{Action, ProbeConfig, Stealth, WhenFull};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -48,6 +48,7 @@ fn the_documented_manifest_is_one() {
         control = "run.sock"
         optimise = false
         when_full = "drop"
+        stealth = "reads"
         [[probe]]
         at = "kprobe:do_sys_openat2"
         [[probe]]
@@ -82,6 +83,7 @@ fn the_documented_manifest_is_one() {
             control: Some(Path::new("/etc/run/run.sock").into()),
             optimise: Some(false),
             when_full: Some(WhenFull::Drop),
+            stealth: Some(Stealth::Reads),
         }
     );
     let probes: Vec<_> = manifest

@@ -1,13 +1,16 @@
 //! The host's abilities.
 
 use introspect::insn::{CpuidWords, Features};
+use manifest::Stealth;
 use text::PlantByte;
 
-/// The host's abilities that the engine uses, and the features of the guest's processor.
+/// The host's abilities that the engine uses, the choices among them, and the features of the guest's processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Abilities {
     /// The byte of a plant.
     pub plant: PlantByte,
+    /// The guest's accesses to probed kernel code that find the guest's own bytes.
+    pub stealth: Stealth,
     /// Execution breakpoints in debug registers stop the guest's kernel.
     pub debug_execute: bool,
     /// An `int3` of the guest's kernel exits, if requested.

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use address::Gva;
+use address::{Gpa, Gva};
 use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
-use introspect::walk;
+use introspect::{PagingState, walk};
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 
@@ -33,6 +33,13 @@ impl Plants {
         rip: Gva,
     ) -> Result<Option<Arc<Plant>>, GuestError> {
         let table = self.table.load();
+        if let Some(plant) = table
+            .only_at(rip)
+            .filter(|plant| self.hides(plant.spot.gpa))
+        {
+            // A debug register does not fire where the emulator executes the instruction.
+            return Ok(Some(Arc::clone(plant)));
+        }
         if !table.may_hold(rip) {
             return Ok(None);
         }
@@ -97,6 +104,22 @@ impl Plants {
             self.running
                 .kernel_space_with(paging, located, Tables::Settled),
         )
+    }
+
+    /// All plants in `len` bytes from `at` on, also those that memory does not show.
+    pub(crate) fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
+        let table = self.table.load();
+        self.running.in_memory(paging, at, len, |gpa, len| {
+            match self.running.hides_plants() {
+                true => table.starting_in(gpa, len),
+                false => self.running.planter.pages().planted(gpa, len),
+            }
+        })
+    }
+
+    /// Whether the page with the byte at `gpa` is hidden because of its plants.
+    pub(crate) fn hides(&self, gpa: Gpa) -> bool {
+        self.running.hides_plants() && self.table.load().has_plants_on(gpa)
     }
 
     /// Makes `table` the table for look-ups by vCPUs, and sets the debug registers accordingly.

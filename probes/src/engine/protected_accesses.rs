@@ -1,13 +1,17 @@
 //! Exits at protected pages: the emulator executes the instruction, or asks for a pause, in which the hardware does.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva, PAGE_BYTES};
 use events::Tier;
+use iced_x86::Mnemonic;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, OperandRead, decode, operand_read};
 use introspect::walk;
 use text::{GuestError, Passed, Spot, SystemState, Vcpu};
+use vmm::Shadow;
 
+use crate::engine::hits::Hits;
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
@@ -16,12 +20,15 @@ use crate::engine::uprobes::Uprobes;
 use crate::engine::uprobes::code_hit::OnPage;
 use crate::engine::uprobes::mark_counter::{RaisedCounter, ReadCounter};
 use crate::engine::watch::Watches;
-use crate::plant_table::own_instruction;
+use crate::plant_table::{Plant, own_instruction};
 
 /// The privilege level of programs.
 pub(super) const PROGRAM: u8 = 3;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
+
+/// RFLAGS.IF.
+const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// The vector of #UD.
 const INVALID_OPCODE: u8 = 6;
@@ -34,9 +41,57 @@ pub(crate) struct ProtectedAccesses {
     pub(crate) watches: Arc<Watches>,
     pub(crate) executor: Arc<Executor>,
     pub(crate) uprobes: Arc<Uprobes>,
+    pub(crate) hits: Arc<Hits>,
+    /// The addresses of hidden plants whose hits are dispatched and need the others paused, by the vCPU that has the hit.
+    pub(crate) waiting: Mutex<BTreeMap<usize, Gva>>,
 }
 
-/// The most instructions that one exit of a program executes: interrupts for the vCPU wait as long.
+/// Whether the vCPU accepts interrupts, and NMIs.
+#[derive(Clone, Copy, Debug)]
+struct Attention {
+    interrupts: bool,
+    nmis: bool,
+}
+
+impl Attention {
+    fn of(vcpu: &mut dyn Vcpu) -> Result<Self, GuestError> {
+        let blocking = vcpu.blocking()?;
+        let is_enabled = vcpu.regs()?.rflags & INTERRUPT_FLAG != 0;
+        Ok(Self {
+            interrupts: is_enabled && blocking.shadow == Shadow::None,
+            nmis: !blocking.nmis,
+        })
+    }
+
+    /// Whether the vCPU accepts more `now`.
+    const fn rises(self, now: Self) -> bool {
+        (now.interrupts && !self.interrupts) || (now.nmis && !self.nmis)
+    }
+}
+
+/// The page of the last instruction, while one exit executes several.
+#[derive(Clone, Copy, Debug, Default)]
+struct FetchedPage {
+    at: Gva,
+    /// `None` outside of RAM.
+    gpa: Option<Gpa>,
+    privilege: u8,
+}
+
+impl FetchedPage {
+    /// The location of an instruction that is on the page as a whole.
+    fn spot(&self, state: &SystemState, at: Gva) -> Option<Spot> {
+        let is_whole = at.page_offset() <= PAGE_BYTES - MAX_LENGTH_BYTES as u64;
+        let gpa = self.gpa.filter(|_| is_whole)?;
+        let is_here = at.page() == self.at && state.privilege == self.privilege;
+        is_here.then(|| Spot {
+            gpa: gpa.wrapping_add(at.page_offset()),
+            beyond: None,
+        })
+    }
+}
+
+/// The most instructions that one exit executes on hidden pages: interrupts for the vCPU wait as long.
 const MOST_EMULATED: usize = 256;
 
 impl ProtectedAccesses {
@@ -57,29 +112,47 @@ impl ProtectedAccesses {
             return Ok(HitOutcome::NeedsPause);
         }
         let mut at = at;
+        let mut fetched = FetchedPage::default();
         for number in 0..MOST_EMULATED {
             let state = vcpu.system_state()?;
-            let Some((decoded, spot)) = self.instruction_at(&state, at) else {
-                return Ok(match number {
-                    0 => HitOutcome::NeedsPause,
+            let Some((decoded, spot)) = self.next_instruction(&state, at, &mut fetched) else {
+                return match number {
+                    0 => self.on_undecoded(vcpu, &state, at),
                     // The hardware raises the fault of a fetch that is not allowed.
-                    _ => HitOutcome::Resume,
-                });
+                    _ => Ok(HitOutcome::Resume),
+                };
             };
             let code = self.hidden_code(spot);
-            match code {
-                None if number > 0 => return Ok(HitOutcome::Resume),
-                Some(gpa) if number == 0 => self.uprobes.count_exit(gpa),
-                _ => (),
+            let text = self.hidden_text(spot);
+            if number > 0 && code.or(text).is_none() {
+                return Ok(HitOutcome::Resume);
+            }
+            if text.is_some()
+                && let Some(plant) = self.plants.plant_at(vcpu, at)?
+            {
+                return self.on_hidden_plant(vcpu, &plant, at);
+            }
+            if number == 0 {
+                self.count_exit(code, text);
             }
             let hit = self.hit_of(vcpu, code, &decoded)?;
+            let before = Attention::of(vcpu)?;
             match self.emulate(vcpu, &decoded, hit)? {
-                Passed::Emulated if code.is_some() => at = Gva(vcpu.regs()?.rip),
-                Passed::Emulated => return Ok(HitOutcome::Resume),
+                Passed::Emulated if code.or(text).is_none() => return Ok(HitOutcome::Resume),
+                // KVM waits for the end of a halt, and delivers the interrupts that the vCPU has just begun to accept.
+                Passed::Emulated if is_halt(&decoded) || before.rises(Attention::of(vcpu)?) => {
+                    return Ok(HitOutcome::Resume);
+                }
+                Passed::Emulated => at = Gva(vcpu.regs()?.rip),
+                // The trap is that of the first instruction: the vCPU exits again, at this one.
+                Passed::MustStep if number > 0 => return Ok(HitOutcome::Resume),
                 // The hardware raises the fault of a program: a program that comes to a new page faults often, and no host injects faults as
                 // well as the processor raises them.
                 Passed::Faulted(_) if state.privilege == PROGRAM => {
-                    return Ok(HitOutcome::NeedsPause);
+                    return Ok(match number {
+                        0 => HitOutcome::NeedsPause,
+                        _ => HitOutcome::Resume,
+                    });
                 }
                 Passed::Faulted(fault) => {
                     vcpu.inject(fault)?;
@@ -89,6 +162,58 @@ impl ProtectedAccesses {
             }
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// Handles an exit in front of bytes that no decoder knows, or that are not 64-bit code: the hardware executes them. A plant there is hit.
+    fn on_undecoded(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        state: &SystemState,
+        at: Gva,
+    ) -> Result<HitOutcome, GuestError> {
+        if is_64_bit(state)
+            && self.hidden_text(self.spot_of(state, at)).is_some()
+            && let Some(plant) = self.plants.plant_at(vcpu, at)?
+        {
+            return self.on_hidden_plant(vcpu, &plant, at);
+        }
+        Ok(HitOutcome::NeedsPause)
+    }
+
+    /// Handles a hit of a hidden plant. If the hit needs the others paused, [`take_waiting`](Self::take_waiting) knows that it is dispatched.
+    fn on_hidden_plant(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        at: Gva,
+    ) -> Result<HitOutcome, GuestError> {
+        let outcome = self.hits.on_hidden_plant(vcpu, plant, at)?;
+        if outcome == HitOutcome::NeedsPause {
+            self.waiting().insert(vcpu.index(), at);
+        }
+        Ok(outcome)
+    }
+
+    /// Takes the address of the hidden plant whose hit of this vCPU is dispatched, and has waited for the pause.
+    pub(crate) fn take_waiting(&self, vcpu: usize) -> Option<Gva> {
+        self.waiting().remove(&vcpu)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<usize, Gva>> {
+        // Each change is a single insertion or removal.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an exit for the probes on the page of the instruction. A hit of a hidden plant counts its own exit.
+    fn count_exit(&self, code: Option<Gpa>, text: Option<Gpa>) {
+        if let Some(gpa) = code {
+            self.uprobes.count_exit(gpa);
+        }
+        let table = self.plants.table.load();
+        let plants = text.into_iter().flat_map(|gpa| table.plants_on(gpa));
+        plants
+            .flat_map(|plant| &plant.probes)
+            .for_each(|(probe, _)| probe.counters.count_exit());
     }
 
     /// The probes at the instruction at `code`, an address on a hidden page.
@@ -150,7 +275,9 @@ impl ProtectedAccesses {
 
     /// Whether any page is protected.
     pub(super) fn is_protecting(&self) -> bool {
-        self.watches.is_watching() || !self.uprobes.hidden.table.load().is_empty()
+        self.watches.is_watching()
+            || !self.uprobes.hidden.table.load().is_empty()
+            || (self.running.hides_plants() && self.plants.table.load().pages().next().is_some())
     }
 
     /// Emulates the instruction at RIP, which KVM could not emulate: at a protected page, KVM fails at locked instructions, and cannot fetch
@@ -169,9 +296,13 @@ impl ProtectedAccesses {
             return Ok(HitOutcome::NeedsPause);
         };
         let code = self.hidden_code(spot);
-        if let Some(gpa) = code {
-            self.uprobes.count_exit(gpa);
+        let text = self.hidden_text(spot);
+        if text.is_some()
+            && let Some(plant) = self.plants.plant_at(vcpu, at)?
+        {
+            return self.on_hidden_plant(vcpu, &plant, at);
         }
+        self.count_exit(code, text);
         let hit = match self.hit_of(vcpu, code, &decoded)? {
             // KVM would not execute the instruction with the others paused either.
             OnPage::Outdated => OnPage::NoHit,
@@ -224,6 +355,12 @@ impl ProtectedAccesses {
         self.uprobes.hidden.holds(gpa).then_some(gpa)
     }
 
+    /// The address of the instruction at `spot`, if on a page with hidden plants.
+    fn hidden_text(&self, spot: Option<Spot>) -> Option<Gpa> {
+        let gpa = spot?.gpa;
+        self.plants.hides(gpa).then_some(gpa)
+    }
+
     /// The original instruction at `at`, and its location if in RAM. `None` if the bytes cannot be read or decoded, or are not 64-bit
     /// code.
     pub(super) fn instruction_at(
@@ -231,7 +368,7 @@ impl ProtectedAccesses {
         state: &SystemState,
         at: Gva,
     ) -> Option<(Decoded, Option<Spot>)> {
-        if state.system.segments.cs.attributes & LONG_MODE == 0 {
+        if !is_64_bit(state) {
             return None;
         }
         let detour = &self.watches.detour;
@@ -245,13 +382,34 @@ impl ProtectedAccesses {
         Some((decoded, Some(spot)))
     }
 
+    /// As [`instruction_at`](Self::instruction_at). Within a page, the tables are walked once, as the processor remembers a translation.
+    fn next_instruction(
+        &self,
+        state: &SystemState,
+        at: Gva,
+        fetched: &mut FetchedPage,
+    ) -> Option<(Decoded, Option<Spot>)> {
+        if let Some(spot) = fetched.spot(state, at) {
+            let decoded = own_instruction(&self.running.planter, spot, at)?;
+            return Some((decoded, Some(spot)));
+        }
+        let found = self.instruction_at(state, at)?;
+        *fetched = FetchedPage {
+            at: at.page(),
+            gpa: found.1.map(|spot| spot.gpa.page()),
+            privilege: state.privilege,
+        };
+        Some(found)
+    }
+
     /// The location of the instruction at `at`, by the vCPU's page tables. `None` if the vCPU may not fetch it: a program must not execute, or read
     /// as an operand, what its page tables forbid.
     pub(super) fn spot_of(&self, state: &SystemState, at: Gva) -> Option<Spot> {
         let planter = &self.running.planter;
         let fetched = |at: Gva| {
             let found = walk(planter, &state.paging, at).ok()?;
-            let may_fetch = found.executable && (found.user || state.privilege != PROGRAM);
+            // Ring 0 executes no page of a program (SMEP).
+            let may_fetch = found.executable && found.user == (state.privilege == PROGRAM);
             may_fetch.then_some(found.gpa)
         };
         Some(Spot {
@@ -259,4 +417,12 @@ impl ProtectedAccesses {
             beyond: fetched(at.page().wrapping_add(PAGE_BYTES)),
         })
     }
+}
+
+fn is_64_bit(state: &SystemState) -> bool {
+    state.system.segments.cs.attributes & LONG_MODE != 0
+}
+
+fn is_halt(decoded: &Decoded) -> bool {
+    decoded.instruction().mnemonic() == Mnemonic::Hlt
 }

@@ -1,6 +1,8 @@
 //! Instructions at protected pages that the hardware executes, with the other vCPUs paused and the pages accessible.
 
-use address::Gva;
+use std::collections::BTreeSet;
+
+use address::{Gpa, Gva};
 use events::Tier;
 use iced_x86::Register;
 use introspect::insn::Decoded;
@@ -13,6 +15,7 @@ use crate::engine::protected_accesses::{PROGRAM, ProtectedAccesses};
 use crate::engine::uprobes::code_hit::{CodeHit, OnPage};
 use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
 use crate::plant_table::Plant;
+use crate::registry::Missed;
 
 /// RFLAGS.TF.
 const TRAP_FLAG: u64 = 1 << 8;
@@ -20,6 +23,16 @@ const TRAP_FLAG: u64 = 1 << 8;
 /// Whether the debug register behind the instruction does not stop a program: the processor holds debug exceptions back behind a write of SS.
 fn delays_debug_register(state: &SystemState, decoded: &Decoded) -> bool {
     state.privilege == PROGRAM && decoded.instruction().op0_register() == Register::SS
+}
+
+/// What a vCPU executes alone.
+struct Lone<'p> {
+    /// The address of the instruction.
+    at: Gva,
+    /// The vector of the event that is delivered in front of the instruction, in place of its execution.
+    event: Option<u8>,
+    /// The hidden plant at the instruction, with a hit.
+    plant: Option<&'p Plant>,
 }
 
 impl ProtectedAccesses {
@@ -35,7 +48,6 @@ impl ProtectedAccesses {
         at: Gva,
         run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
-        let table = self.watches.table.load_full();
         if self.watches.is_lifted() {
             return Ok(HitOutcome::NotOurs);
         }
@@ -55,23 +67,73 @@ impl ProtectedAccesses {
             hit.state = Some(Box::new(self.uprobes.program_state(vcpu)?));
         }
         let event = vcpu.undelivered_event()?;
-        let reads = self.reads(vcpu, at, event)?;
+        self.note_reads(vcpu, &written)?;
+        let lone = Lone {
+            at,
+            event,
+            plant: None,
+        };
+        self.execute_lifted(vcpu, paused, &lone, hit, run)?;
+        Ok(HitOutcome::Resume)
+    }
+
+    /// Looks for private copies of pages of programs, unless the instruction writes to the pages in `written`.
+    fn note_reads(&self, vcpu: &mut dyn Vcpu, written: &BTreeSet<Gpa>) -> Result<(), GuestError> {
         if written.is_empty() {
             // The emulator has read no byte, and cannot say which page the instruction reads.
             let hidden = self.uprobes.hidden.table.load();
             let probes = hidden.iter().flat_map(|(_, page)| &page.probes);
             self.uprobes.copies.on_read(vcpu, probes)?;
         }
+        Ok(())
+    }
+
+    /// Lets the hardware execute the instruction at a hidden plant, whose hit is dispatched. The other vCPUs are paused.
+    pub(crate) fn on_paused_hidden_plant<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        at: Gva,
+        run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        let written = self.uprobes.hidden.take_written(vcpu.index());
+        if !written.is_empty() {
+            self.uprobes.refresh(paused, &written)?;
+        }
+        self.note_reads(vcpu, &written)?;
+        let plant = self.plants.plant_at(vcpu, at)?;
+        let lone = Lone {
+            at,
+            event: None,
+            plant: plant.as_deref(),
+        };
+        self.execute_lifted(vcpu, paused, &lone, OnPage::NoHit, run)
+    }
+
+    /// Runs the vCPU while the guest can access the protected pages, and reports the hit in a program and the watched bytes that have changed.
+    fn execute_lifted<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        lone: &Lone<'_>,
+        hit: OnPage,
+        run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        let reads = self.reads(vcpu, lone.at, lone.event)?;
+        let table = self.watches.table.load_full();
         let memory = self.running.memory.as_ref();
-        let lifted = Lifted::new(table, &memory, vcpu.regs()?, event);
+        let lifted = Lifted::new(table, &memory, vcpu.regs()?, lone.event);
         self.watches.protections.lift(paused, true)?;
         *self.watches.lock() = Some(lifted);
-        let stepped = self.step(vcpu, paused, at, event, run);
+        let stepped = self.step(vcpu, paused, lone, run);
         let lifted = self.watches.lock().take();
         self.watches.protections.lift(paused, false)?;
         let (executed, in_place) = stepped?;
         if executed == Executed::Many {
             self.uprobes.miss_all();
+            if !matches!(in_place, InPlace::Faulted { .. }) {
+                self.miss_hidden_plants();
+            }
         } else if let (OnPage::Hit(hit), InPlace::Executed) = (hit, in_place) {
             self.read_again(vcpu, &hit)?;
             self.uprobes.report(vcpu, &hit, Tier::Stepped)?;
@@ -88,7 +150,17 @@ impl ProtectedAccesses {
             };
             self.watches.end_lifted(vcpu, &lifted, executed, &reads)?;
         }
-        Ok(HitOutcome::Resume)
+        Ok(())
+    }
+
+    /// Counts for each hidden plant that an execution may have been missed.
+    fn miss_hidden_plants(&self) {
+        if !self.running.hides_plants() {
+            return;
+        }
+        let table = self.plants.table.load();
+        let probes = table.plants().flat_map(|plant| &plant.probes);
+        probes.for_each(|(probe, _)| probe.counters.miss(Missed::Unprotected));
     }
 
     /// The memory that the instruction at `at` reads. The delivery of an event reads no watched bytes.
@@ -128,6 +200,11 @@ impl ProtectedAccesses {
         if vcpu.undelivered_event()?.is_some() {
             return Ok(false);
         }
+        let state = vcpu.system_state()?;
+        if self.running.hides_plants() && self.instruction_at(&state, at).is_none() {
+            // The hit of undecoded bytes is dispatched, and 32-bit code is at no plant.
+            return Ok(false);
+        }
         let plant = self.plants.plant_at(vcpu, at)?;
         // Memory shows the original byte to a vCPU that runs alone behind its hit, and while the guest reads the byte.
         let planter = &self.running.planter;
@@ -140,11 +217,11 @@ impl ProtectedAccesses {
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
-        at: Gva,
-        event: Option<u8>,
+        lone: &Lone<'_>,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(Executed, InPlace), GuestError> {
-        if let Some(vector) = event {
+        let at = lone.at;
+        if let Some(vector) = lone.event {
             let executed = self.deliver(vcpu, paused, vector, run)?;
             return Ok((executed, InPlace::NotExecuted));
         }
@@ -158,7 +235,8 @@ impl ProtectedAccesses {
             run(vcpu, To::Next(&[]))?;
             return Ok((Executed::Many, InPlace::Unknown));
         };
-        let plant = Plant::new(at, spot);
+        let unprobed = Plant::new(at, spot);
+        let plant = lone.plant.unwrap_or(&unprobed);
         let mut ran = Ran::Nowhere;
         let mut run = |vcpu: &mut V, to: To<'_>| {
             ran = run(vcpu, to)?;
@@ -166,7 +244,7 @@ impl ProtectedAccesses {
         };
         let executor = &self.executor;
         let in_place =
-            executor.execute_in_place(vcpu, paused, &plant, decoded.as_ref(), at, &mut run)?;
+            executor.execute_in_place(vcpu, paused, plant, decoded.as_ref(), at, &mut run)?;
         // Without the instruction's length, no stop is behind the instruction, but only at handlers.
         let is_stopped = |decoded: &Decoded| !delays_debug_register(&state, decoded);
         let has_stop = decoded.as_ref().is_some_and(is_stopped);

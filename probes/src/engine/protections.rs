@@ -1,4 +1,5 @@
-//! The protected pages of RAM: the pages of watched data, whose writes or accesses exit, and those of probed programs, whose accesses exit.
+//! The protected pages of RAM: the pages of watched data, whose writes or accesses exit, and those of probed programs and of hidden plants, whose
+//! accesses exit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ pub(crate) struct Protections(Mutex<Pages>);
 struct Pages {
     watched: BTreeMap<Gpa, Protection>,
     code: BTreeSet<Gpa>,
+    /// The pages of the kernel's text with hidden plants.
+    text: BTreeSet<Gpa>,
     /// Whether a vCPU that runs alone may access all pages.
     lifted: bool,
 }
@@ -32,7 +35,7 @@ impl Protections {
         pages: &BTreeMap<Gpa, Protection>,
     ) -> Result<(), GuestError> {
         let mut now = self.lock();
-        apply(paused, pages, &now.code, now.lifted)?;
+        apply(paused, pages, now.code.union(&now.text), now.lifted)?;
         now.watched.clone_from(pages);
         Ok(())
     }
@@ -41,8 +44,22 @@ impl Protections {
     pub(crate) fn hide(&self, paused: &dyn Paused, pages: BTreeSet<Gpa>) -> Result<(), GuestError> {
         let mut now = self.lock();
         if now.code != pages {
-            apply(paused, &now.watched, &pages, now.lifted)?;
+            apply(paused, &now.watched, pages.union(&now.text), now.lifted)?;
             now.code = pages;
+        }
+        Ok(())
+    }
+
+    /// Protects exactly these pages of the kernel's text.
+    pub(crate) fn hide_text(
+        &self,
+        paused: &dyn Paused,
+        pages: BTreeSet<Gpa>,
+    ) -> Result<(), GuestError> {
+        let mut now = self.lock();
+        if now.text != pages {
+            apply(paused, &now.watched, now.code.union(&pages), now.lifted)?;
+            now.text = pages;
         }
         Ok(())
     }
@@ -56,14 +73,14 @@ impl Protections {
     }
 }
 
-fn apply(
+fn apply<'p>(
     paused: &dyn Paused,
     watched: &BTreeMap<Gpa, Protection>,
-    code: &BTreeSet<Gpa>,
+    hidden: impl Iterator<Item = &'p Gpa>,
     lifted: bool,
 ) -> Result<(), GuestError> {
     let mut all = watched.clone();
-    all.extend(code.iter().map(|page| (*page, Protection::Accesses)));
+    all.extend(hidden.map(|page| (*page, Protection::Accesses)));
     paused.protect_pages(&all)?;
     if lifted {
         // A vCPU that runs alone has reached a probe whose hit changes the pages.

@@ -69,6 +69,14 @@ impl Engine {
     ) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
         let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
+        if let Some(at) = self.protected_accesses.take_waiting(vcpu.index()) {
+            let hit = self.paused_hits.on_paused_hit(vcpu, paused, at, run)?;
+            if hit == HitOutcome::NeedsPause {
+                let accesses = &self.protected_accesses;
+                accesses.on_paused_hidden_plant(vcpu, paused, at, run)?;
+            }
+            return Ok(TrapOutcome::Resume);
+        }
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
                 self.paused_hits.on_paused_hit(vcpu, paused, at, run)?;
@@ -79,16 +87,11 @@ impl Engine {
                     .on_paused_debug_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
             }
-            Trap::ProtectedAccess { at } => {
-                let writes = &self.protected_accesses;
-                let hit = writes.on_paused_protected_access(vcpu, paused, at, run)?;
-                Ok(match hit {
-                    HitOutcome::Resume => TrapOutcome::Resume,
-                    HitOutcome::NeedsPause | HitOutcome::NotOurs => TrapOutcome::Reinject,
-                })
-            }
-            Trap::EmulationFailure | Trap::GuestRead { .. } => {
-                let at = Gva(vcpu.regs()?.rip);
+            Trap::ProtectedAccess { .. } | Trap::EmulationFailure | Trap::GuestRead { .. } => {
+                let at = match trap {
+                    Trap::ProtectedAccess { at } => at,
+                    _ => Gva(vcpu.regs()?.rip),
+                };
                 let accesses = &self.protected_accesses;
                 let hit = accesses.on_paused_protected_access(vcpu, paused, at, run)?;
                 Ok(match hit {

@@ -381,6 +381,8 @@ impl Engine {
             watches: Arc::clone(&watches),
             executor: Arc::clone(&executor),
             uprobes: Arc::clone(&uprobes),
+            hits: Arc::clone(&hits),
+            waiting: Mutex::default(),
         };
         let inventory = Inventory {
             reporter: Arc::clone(&reporter),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, Summary};
 use guest_images::workload::Counts;
-use manifest::{GuestEnd, ProbeConfig, WhenFull};
+use manifest::{GuestEnd, ProbeConfig, Stealth, WhenFull};
 use probes::{Engine, EngineAction, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts};
@@ -275,6 +275,7 @@ impl Guest<'_> {
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),
+            stealth: Stealth::default(),
             console: Console {
                 output: Box::new(seen.clone()),
                 input: Some(File::from(OwnedFd::from(theirs))),

@@ -12,6 +12,7 @@ use vmm::{Host, HostFacts};
 
 use super::ContractError;
 use super::guest::Guest;
+use crate::way::Way;
 
 /// The machine's KVM, and the test guest.
 #[derive(Debug)]
@@ -82,21 +83,22 @@ impl Bench {
         Kernel::from_vmlinux(&*self.elf).expect("the test guest is a kernel with symbols")
     }
 
-    /// Whether the KVM delivers the trap of `plant`.
+    /// Whether plants can exit in this way.
     #[must_use]
-    pub fn delivers(&self, plant: PlantByte) -> bool {
-        match plant {
-            PlantByte::Port => self.facts.port.is_usable(),
-            PlantByte::Int3 => self.facts.int3.is_usable(),
+    pub fn delivers(&self, way: Way) -> bool {
+        match way {
+            Way::Byte(PlantByte::Port) => self.facts.port.is_usable(),
+            Way::Byte(PlantByte::Int3) => self.facts.int3.is_usable(),
+            Way::HiddenPage => true,
         }
     }
 }
 
-/// The bench for a case: the planted byte, and the number of vCPUs.
+/// The bench for a case: the way to plant, and the number of vCPUs.
 #[derive(Debug)]
 pub struct Here<'a> {
     pub(super) bench: &'a Bench,
-    pub(super) plant: Option<PlantByte>,
+    pub(super) way: Option<Way>,
     pub(super) cpus: u8,
     done: Mutex<Vec<Done>>,
 }
@@ -110,12 +112,12 @@ pub(super) struct Done {
 }
 
 impl<'a> Here<'a> {
-    /// `plant`: `None` leaves the choice to the engine.
+    /// `way`: `None` leaves the choice to the engine.
     #[must_use]
-    pub fn new(bench: &'a Bench, plant: Option<PlantByte>, cpus: u8) -> Self {
+    pub fn new(bench: &'a Bench, way: Option<Way>, cpus: u8) -> Self {
         Self {
             bench,
-            plant,
+            way,
             cpus,
             done: Mutex::default(),
         }

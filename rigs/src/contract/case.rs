@@ -7,14 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use text::PlantByte;
 
 use super::bench::{Bench, Done, Here};
+use crate::way::Way;
 
-/// The bytes planted in a case.
+/// The plants of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plants {
     /// Nothing: how the guest fares without probes.
     Nothing,
-    /// Each byte in turn.
+    /// Each way in turn.
     Each,
+    /// Each byte in turn: the case is about the bytes, or about jumps in their place.
+    Bytes,
+    /// Hidden plants.
+    Hidden,
     /// The engine's choice: the case is not about plants.
     Chosen,
 }
@@ -32,13 +37,13 @@ pub struct Case {
     pub body: fn(&Here<'_>),
 }
 
-/// A case with a planted byte and a number of vCPUs.
+/// A case with a way to plant and a number of vCPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// The case.
     pub case: &'static Case,
     /// `None`: nothing, or the engine's choice.
-    pub plant: Option<PlantByte>,
+    pub way: Option<Way>,
     /// Number of vCPUs.
     pub cpus: u8,
 }
@@ -60,43 +65,35 @@ impl Case {
 
     /// The variants in which the case runs.
     pub fn variants(&'static self) -> impl Iterator<Item = Variant> {
-        let plants: &[Option<PlantByte>] = match self.plants {
+        let ways: &[Option<Way>] = match self.plants {
             Plants::Nothing | Plants::Chosen => &[None],
-            Plants::Each => &[Some(PlantByte::Port), Some(PlantByte::Int3)],
+            Plants::Hidden => &[Some(Way::HiddenPage)],
+            Plants::Bytes => &[
+                Some(Way::Byte(PlantByte::Port)),
+                Some(Way::Byte(PlantByte::Int3)),
+            ],
+            Plants::Each => &[
+                Some(Way::Byte(PlantByte::Port)),
+                Some(Way::Byte(PlantByte::Int3)),
+                Some(Way::HiddenPage),
+            ],
         };
-        plants.iter().flat_map(move |plant| {
+        ways.iter().flat_map(move |way| {
             self.cpus.iter().map(move |cpus| Variant {
                 case: self,
-                plant: *plant,
+                way: *way,
                 cpus: *cpus,
             })
         })
     }
 }
 
-/// The plant's word in the names of cases.
-pub(super) const fn word(plant: PlantByte) -> &'static str {
-    match plant {
-        PlantByte::Port => "port",
-        PlantByte::Int3 => "int3",
-    }
-}
-
-/// Why a case cannot be run.
-pub(super) fn not_delivered(plant: PlantByte) -> String {
-    let planted = match plant {
-        PlantByte::Port => "port writes",
-        PlantByte::Int3 => "int3",
-    };
-    format!("this KVM does not hand {planted} of ring 0 to the host")
-}
-
 impl Variant {
     /// The name in the lines: `case/planted/vCPUs`.
     #[must_use]
     pub fn name(&self) -> String {
-        let planted = match (self.plant, self.case.plants) {
-            (Some(plant), _) => word(plant),
+        let planted = match (self.way, self.case.plants) {
+            (Some(way), _) => way.word(),
             (None, Plants::Nothing) => "none",
             (None, _) => "auto",
         };
@@ -107,10 +104,10 @@ impl Variant {
     /// or the error.
     #[must_use]
     pub fn attempt(&self, bench: &Bench) -> (Option<bool>, String) {
-        if let Some(plant) = self.plant.filter(|plant| !bench.delivers(*plant)) {
-            return (None, not_delivered(plant));
+        if let Some(way) = self.way.filter(|way| !bench.delivers(*way)) {
+            return (None, way.not_delivered());
         }
-        let here = Here::new(bench, self.plant, self.cpus);
+        let here = Here::new(bench, self.way, self.cpus);
         match attempt(|| (self.case.body)(&here)) {
             Ok(()) => (Some(true), counted(&here.done())),
             Err(wrong) if self.case.plants == Plants::Nothing => (Some(false), wrong),

@@ -30,7 +30,7 @@ pub(super) const CASES: [Case; 14] = [
             assert_eq!(probe.state, ProbeState::Armed, "{probe:?}");
         }
     }),
-    Case::new("exits", Plants::Each, &[1], one_exit_a_hit),
+    Case::new("exits", Plants::Bytes, &[1], one_exit_a_hit),
     Case::new("flags", Plants::Each, &[1], |here| {
         let ran = count(here, "flags=16", &[]);
         assert_eq!(ran.hits("fn_pushf"), 16);

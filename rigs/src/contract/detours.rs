@@ -14,7 +14,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 
 pub(super) const CASES: [Case; 4] = [
-    Case::new("relocated", Plants::Each, &[1, 2], one_exit_a_hit),
+    Case::new("relocated", Plants::Bytes, &[1, 2], one_exit_a_hit),
     Case::new("vector", Plants::Each, &[1], |here| {
         let ran = here.guest("run=vector=20,calls=2").run();
         ran.assert_good();

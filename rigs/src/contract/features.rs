@@ -241,6 +241,10 @@ pub const FEATURES: &[Feature] = &[
         "probes in programs: hits and returns are the calls that the program counts, in every process of the file",
         &["stock-program"],
     ),
+    feature(
+        "stealth reads: the guest reads its own bytes in probed code, all hits are counted",
+        &["text-hidden"],
+    ),
 ];
 
 #[cfg(test)]

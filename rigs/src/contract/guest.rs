@@ -13,6 +13,7 @@ use vmm::boot::BootMethod;
 
 use super::bench::{Done, Here};
 use super::observer::Observer;
+use crate::way::Way;
 
 /// The RAM of the test guest.
 pub const MEMORY_BYTES: u64 = 64 << 20;
@@ -124,9 +125,10 @@ impl<'a> Guest<'a> {
             cpus: self.here.cpus,
             probes: &self.probes,
             injections: &[],
-            plant: self.here.plant,
+            plant: self.here.way.and_then(Way::byte),
             optimise: self.optimise,
             when_full: WhenFull::default(),
+            stealth: self.here.way.map(Way::stealth).unwrap_or_default(),
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

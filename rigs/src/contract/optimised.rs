@@ -14,22 +14,22 @@ use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
 pub(super) const CASES: [Case; 10] = [
-    Case::new("optimised", Plants::Each, &[1], |here| {
+    Case::new("optimised", Plants::Bytes, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
-    Case::new("optimised-smp", Plants::Each, &[2], |here| {
+    Case::new("optimised-smp", Plants::Bytes, &[2], |here| {
         no_exits(here, "run=smp=200");
     }),
-    Case::new("optimised-selfpatch", Plants::Each, &[1], rewritten),
+    Case::new("optimised-selfpatch", Plants::Bytes, &[1], rewritten),
     Case::new("optimised-live", Plants::Chosen, &[2], toggled),
-    Case::new("recorded", Plants::Each, &[1], |here| {
+    Case::new("recorded", Plants::Bytes, &[1], |here| {
         recorded(here, "run=calls=200");
     }),
-    Case::new("recorded-smp", Plants::Each, &[2], |here| {
+    Case::new("recorded-smp", Plants::Bytes, &[2], |here| {
         recorded(here, "run=smp=200");
     }),
-    Case::new("recorded-returns", Plants::Each, &[1, 2], returns),
-    Case::new("programs", Plants::Each, &[1, 2], programs),
+    Case::new("recorded-returns", Plants::Bytes, &[1, 2], returns),
+    Case::new("programs", Plants::Bytes, &[1, 2], programs),
     Case::new("optimised-int3", Plants::Chosen, &[1, 2], led),
     Case::new("optimised-shared", Plants::Chosen, &[1, 2], shared),
 ];

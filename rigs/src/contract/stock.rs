@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use events::{ProbeState, ProbeSummary, Return, Summary};
 use guest_images::workload::Counts;
-use manifest::{Action, GuestEnd, ProbeConfig, WhenFull};
+use manifest::{Action, GuestEnd, ProbeConfig, Stealth, WhenFull};
 use probes::{EngineAction, Kernel, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
@@ -306,6 +306,7 @@ impl<'a> Stock<'a> {
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),
+            stealth: Stealth::default(),
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

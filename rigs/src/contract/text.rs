@@ -6,13 +6,13 @@ use super::bench::Here;
 use super::case::{Case, Plants};
 use super::guest::Ran;
 
-pub(super) const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 5] = [
     Case::new("text-unprobed", Plants::Nothing, &[1], |here| {
         let ran = here.guest("run=checksum").with([]).run();
         ran.assert_good();
         assert_eq!(sums(&ran), [own_sum(here)]);
     }),
-    Case::new("text-planted", Plants::Each, &[1], |here| {
+    Case::new("text-planted", Plants::Bytes, &[1], |here| {
         let ran = here
             .guest("run=checksum,calls=3,checksum")
             .probes(["kprobe:fn_nop"])
@@ -24,6 +24,18 @@ pub(super) const CASES: [Case; 4] = [
         };
         assert_eq!(first, second);
         assert_ne!(*first, own_sum(here));
+    }),
+    Case::new("text-hidden", Plants::Hidden, &[1, 2], |here| {
+        let calls = match here.cpus {
+            1 => "calls=5",
+            _ => "smp=5",
+        };
+        let ran = here
+            .guest(&format!("run=checksum,{calls},checksum,{calls},checksum"))
+            .run();
+        ran.assert_good();
+        ran.assert_counts(&[]);
+        assert_eq!(sums(&ran), vec![own_sum(here); 3]);
     }),
     Case::new("text-afterwards", Plants::Each, &[1], |here| {
         afterwards(here, "run=calls=60,checksum,calls=2,checksum", 500);

@@ -11,13 +11,13 @@ use events::{Event, EventSink, Registers, Summary};
 use guest_images::testguest::Outcome;
 use manifest::{GuestEnd, Location, ProbeConfig, ProbeKind, ProbeSpec, WhenFull};
 use probes::{Kernel, Session, SessionConfig};
-use text::PlantByte;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, HostFacts, Int3Delivery};
 
 use super::program::Program;
 use super::record::{How, RECORD_BYTES, Record};
+use crate::way::Way;
 
 const MEMORY_BYTES: u64 = 64 << 20;
 
@@ -95,7 +95,7 @@ impl Booter<'_> {
         &self,
         program: &Program,
         probes: &[Gva],
-        plant: Option<PlantByte>,
+        way: Option<Way>,
     ) -> Result<Booted, String> {
         let kernel = Kernel::from_vmlinux(self.guest).map_err(chain)?;
         let initrd_address = kernel.symbols().lookup("initrd_address");
@@ -124,9 +124,10 @@ impl Booter<'_> {
             cpus: 1,
             probes: &probes,
             injections: &[],
-            plant,
+            plant: way.and_then(Way::byte),
             optimise: true,
             when_full: WhenFull::default(),
+            stealth: way.map(Way::stealth).unwrap_or_default(),
             console: Console {
                 output: Box::new(seen.clone()),
                 input: None,

@@ -22,13 +22,14 @@ mod totals;
 
 use std::time::Duration;
 
-use text::PlantByte;
 use vmm::{Host, HostFacts, Int3Delivery};
 
 use boot::{Booted, Booter};
 use layout::Layout;
 use program::{Chosen, Program};
 use totals::Totals;
+
+use crate::way::Way;
 
 /// The maximum number of snippets in a boot: the number of slots in the test guest.
 const MOST_OF_A_BOOT: u64 = 2048;
@@ -55,13 +56,13 @@ pub struct Generated<'a> {
 }
 
 impl Generated<'_> {
-    /// Runs the snippets without probes and with `plant` at each instruction; if `plant` is `None`, both times without probes. Returns
+    /// Runs the snippets without probes and with a plant at each instruction; if `way` is `None`, both times without probes. Returns
     /// the counts as text.
     ///
     /// # Errors
     ///
     /// The error, as text.
-    pub fn run(&self, plant: Option<PlantByte>) -> Result<String, String> {
+    pub fn run(&self, way: Option<Way>) -> Result<String, String> {
         let layout = Layout::of(self.guest)?;
         let mut totals = Totals::default();
         let (mut seed, mut left) = (self.seed, self.count);
@@ -72,7 +73,7 @@ impl Generated<'_> {
                 interpreted: self.facts.int3 == Int3Delivery::EmulationFailure,
             };
             let mut program = Program::generate(&layout, seed, count, chosen);
-            self.run_program(&layout, &mut program, plant, &mut totals)?;
+            self.run_program(&layout, &mut program, way, &mut totals)?;
             left -= count;
             seed += 1;
         }
@@ -83,7 +84,7 @@ impl Generated<'_> {
         &self,
         layout: &Layout,
         program: &mut Program,
-        plant: Option<PlantByte>,
+        way: Option<Way>,
         totals: &mut Totals,
     ) -> Result<(), String> {
         let file = layout.with_code(self.guest, program)?;
@@ -94,13 +95,13 @@ impl Generated<'_> {
             timeout: self.timeout,
         };
         let unprobed = Self::boot_unprobed(&booter, program, totals)?;
-        let probes = match plant {
+        let probes = match way {
             Some(_) => hits::probes(layout, program),
             None => Vec::new(),
         };
         let mut bad_ends = 0;
         let probed = loop {
-            let booted = booter.boot(program, &probes, plant)?;
+            let booted = booter.boot(program, &probes, way)?;
             let Some(end) = &booted.bad_end else {
                 break booted;
             };
@@ -127,7 +128,7 @@ impl Generated<'_> {
             }
             let (before, after) = (unprobed.record(number), probed.record(number));
             let mut wrong = compare::differences(self.without, snippet, before, after);
-            if plant.is_some() {
+            if way.is_some() {
                 wrong.extend(hits::mismatches(layout, snippet, before, &probed, &counted));
             }
             if !wrong.is_empty() {

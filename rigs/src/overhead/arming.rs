@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use address::PAGE_BYTES;
 use events::ProbeState;
-use manifest::{ProbeConfig, WhenFull};
+use manifest::{ProbeConfig, Stealth, WhenFull};
 use probes::{EngineAction, Kernel, PlantTime, Resolved, Session, SessionConfig, Via, resolve};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
@@ -99,6 +99,7 @@ fn arm(
             plant: None,
             optimise: false,
             when_full: WhenFull::default(),
+            stealth: Stealth::default(),
             console: Console {
                 output: Box::new(std::io::sink()),
                 input: None,

@@ -134,6 +134,7 @@ impl<'a> Booted<'a> {
             plant: None,
             optimise: true,
             when_full: manifest::WhenFull::default(),
+            stealth: manifest::Stealth::default(),
             console: silent(),
             debug_exit: false,
         };

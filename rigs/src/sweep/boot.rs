@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, ProbeSummary};
-use manifest::{GuestEnd, ProbeConfig, WhenFull};
+use manifest::{GuestEnd, ProbeConfig, Stealth, WhenFull};
 use probes::{Kernel, Session, SessionConfig};
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
@@ -308,6 +308,7 @@ impl Guest<'_> {
             plant: self.configuration.plant,
             optimise: self.configuration.optimisation == Optimisation::On,
             when_full: WhenFull::default(),
+            stealth: Stealth::default(),
             console: Console {
                 output: Box::new(watch.clone()),
                 input: Some(File::from(OwnedFd::from(theirs))),

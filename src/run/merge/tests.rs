@@ -74,6 +74,7 @@ fn the_command_line_beats_it_and_adds_probes() {
         "--console=none",
         "--no-optimise",
         "--when-full=drop",
+        "--stealth=reads",
         "-p",
         "kprobe:vfs_write",
     ]);
@@ -84,6 +85,7 @@ fn the_command_line_beats_it_and_adds_probes() {
     assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
     assert!(!config.optimise);
     assert_eq!(config.when_full, manifest::WhenFull::Drop);
+    assert_eq!(config.stealth, manifest::Stealth::Reads);
     assert_eq!((config.boot, config.accel), (Boot::Direct, Accel::Kvm));
     assert_eq!(
         (config.console, output.format),

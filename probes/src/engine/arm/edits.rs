@@ -7,6 +7,7 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
+use crate::engine::running::Running;
 use crate::plant_table::{DebugRegisters, DebugUse, Plant, Table};
 use crate::registry::Probe;
 
@@ -124,7 +125,22 @@ impl<'t> Edits<'t> {
 
     /// Adds the probe to the plant at `at`; `ip` is the probed address.
     pub(crate) fn join(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot, len: usize) {
-        insert(&mut self.place(at, spot, len).probes, probe, ip);
+        // A debug register does not fire where the emulator executes the instruction of a hidden plant.
+        let in_register = self.debug.iter_mut().filter(|plant| plant.at == at);
+        let moved: Vec<_> = in_register
+            .flat_map(|plant| std::mem::take(&mut plant.probes))
+            .collect();
+        let probes = &mut self.place(at, spot, len).probes;
+        insert(probes, probe, ip);
+        for (probe, ip) in &moved {
+            insert(probes, probe, *ip);
+        }
+    }
+
+    /// Whether a plant is or will be at `at`.
+    pub(crate) fn has_plant(&mut self, at: Gva) -> bool {
+        let edit = self.known(at);
+        edit.is_some_and(|edit| edit.returns || !edit.probes.is_empty())
     }
 
     /// Adds the probe to the debug register for `at`; `ip` is the probed address. Returns `false` if all four registers are
@@ -175,8 +191,9 @@ impl<'t> Edits<'t> {
         self.places.iter().filter_map(is_outdated).collect()
     }
 
-    /// Applies the edits to memory, and returns the matching table. On failure nothing has changed.
-    pub(crate) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
+    /// Applies the edits to memory, and returns the matching table. On failure nothing has changed. Hidden plants change no byte.
+    pub(crate) fn apply(self, paused: &dyn Paused, running: &Running) -> Result<Table, PlantError> {
+        let planter = &running.planter;
         let before = self.before;
         let mut remove: Vec<Gpa> = Vec::new();
         let mut add: Vec<(Spot, usize)> = Vec::new();
@@ -209,7 +226,9 @@ impl<'t> Edits<'t> {
             };
             table.put(Arc::new(plant.of_interest_to(edit.probes, edit.returns)));
         }
-        planter.change(paused, &add, &remove)?;
+        if !running.hides_plants() {
+            planter.change(paused, &add, &remove)?;
+        }
         for plant in fresh.iter().filter_map(|at| table.at(*at)) {
             plant.refresh(planter);
         }

@@ -44,7 +44,7 @@ impl Armer {
                 .running
                 .word(&paging, kprobe.wrapping_add(layout.address))
             {
-                covered.extend(self.running.planted_in(
+                covered.extend(self.plants.planted_in(
                     &paging,
                     Gva(at.wrapping_add(1)),
                     JUMP_BYTES as u64 - 1,

@@ -151,12 +151,20 @@ impl Armer {
             .watches
             .replace(paused, WatchTable::new(watched))
             .map_err(|error| ArmError(error.into()))?;
-        let table = match edits.apply(paused, &self.running.planter) {
+        let applied = edits.apply(paused, &self.running).map_err(Into::into);
+        let applied = applied.and_then(|table| {
+            if self.running.hides_plants() {
+                let pages = table.pages().collect();
+                self.watches.protections.hide_text(paused, pages)?;
+            }
+            Ok(table)
+        });
+        let table = match applied {
             Ok(table) => table,
             Err(error) => {
                 let restored = self.watches.replace(paused, (*watched_before).clone());
                 return Err(ArmError(match restored {
-                    Ok(_) => error.into(),
+                    Ok(_) => error,
                     Err(error) => error.into(),
                 }));
             }
@@ -234,6 +242,11 @@ impl Armer {
     ) -> NewState {
         let gone = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
+            Purpose::KernelEvent(event)
+                if self.running.hides_plants() && self.is_needless(event) =>
+            {
+                true
+            }
             Purpose::KernelEvent(KernelEvent::CpuOnline | KernelEvent::CpuOffline) => {
                 !self.running.has_int3()
             }
@@ -267,6 +280,13 @@ impl Armer {
         }
         let ip = located.running_at(&place, place.ip);
         match self.arming(&place, located) {
+            Arming::Plant { at, spot, .. }
+                if self.is_better_in_register(probe)
+                    && !edits.has_plant(at)
+                    && edits.join_debug(probe, ip, at, spot) =>
+            {
+                NewState::Armed { ip, at }
+            }
             Arming::Plant { at, spot, len } => {
                 edits.join(probe, ip, at, spot, len);
                 NewState::Armed { ip, at }
@@ -284,6 +304,34 @@ impl Armer {
         }
     }
 
+    /// Whether hidden plants, each of which makes a page slow, do without the event's probe now.
+    fn is_needless(&self, event: KernelEvent) -> bool {
+        let is_booted = self.running.boot_patched.get();
+        match event {
+            // For detours and jumps, which cannot be hidden.
+            KernelEvent::EarlyTraps | KernelEvent::CpuOnline | KernelEvent::CpuOffline => true,
+            // The guest executes elsewhere what its own jumps displace.
+            KernelEvent::Reader(Reader::CheckJump | Reader::WriteJumps) => false,
+            // Others read the guest's own bytes.
+            KernelEvent::Reader(_) => true,
+            KernelEvent::BootPatched => is_booted,
+            KernelEvent::InitFreed => !is_booted || self.running.init_freed.get(),
+            // Only a program loads another kernel.
+            KernelEvent::NextKernel => !is_booted,
+            _ => false,
+        }
+    }
+
+    /// Whether a debug register reports the event of the probe better than a hidden plant: once, while the kernel boots. Code that the kernel executes
+    /// often may be on the page. Later, the debug registers belong to the guest.
+    fn is_better_in_register(&self, probe: &Probe) -> bool {
+        let boots = matches!(
+            probe.purpose,
+            Purpose::KernelEvent(KernelEvent::BootPatched | KernelEvent::InitFreed)
+        );
+        boots && self.running.hides_plants() && self.running.abilities.debug_execute
+    }
+
     /// Whether the probe keeps its plant while the knob removes all others: the probe reports the reuse of memory to which
     /// plants would return, and the engine cannot detect the reuse later.
     fn stays_while_disarmed(&self, probe: &Probe) -> bool {
@@ -298,6 +346,9 @@ impl Armer {
     /// Makes the whole text read-only, so a further plant in the text changes no memory slot. Called after the kernel has
     /// patched itself for this machine: from then on, the kernel rarely writes to the text.
     pub(crate) fn protect_text(&self, paused: &dyn Paused) {
+        if self.running.hides_plants() {
+            return;
+        }
         let range = self
             .running
             .located

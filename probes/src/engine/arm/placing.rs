@@ -39,16 +39,18 @@ impl Armer {
             return not_there(place, linked);
         };
         let at = located.running_at(place, linked);
+        if self.watches.protects(spot, len.unwrap_or(1)) {
+            return Arming::Refused(PROTECTED.to_owned());
+        }
         let Some(len) = len else {
             return match self.running.abilities.debug_execute {
+                // The emulator executes what the kernel has patched.
+                _ if self.running.hides_plants() => Arming::Plant { at, spot, len: 1 },
                 true => Arming::Debug { at, spot },
                 false => Arming::Refused(NO_DEBUG_REGISTERS.to_owned()),
             };
         };
         let plant = Arming::Plant { at, spot, len };
-        if self.watches.protects(spot, len) {
-            return Arming::Refused(PROTECTED.to_owned());
-        }
         // The instruction was checked when planted; by now the guest's own kprobes may have changed the bytes.
         if self.plants.has_plant(at, spot) {
             return plant;
@@ -86,7 +88,8 @@ impl Armer {
             Err(why) => return Arming::Refused(why.to_string()),
         };
         let mut pages = pieces.iter().flat_map(WatchedBytes::pages);
-        match pages.any(|page| self.running.planter.pages().keeps(page)) {
+        let has_plants = |page| self.running.planter.pages().keeps(page) || self.plants.hides(page);
+        match pages.any(has_plants) {
             true => Arming::Refused(PLANTED.to_owned()),
             false => Arming::Watch(pieces),
         }

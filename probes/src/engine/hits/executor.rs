@@ -72,7 +72,7 @@ impl Executor {
         plant: &Plant,
         rip: Gva,
     ) -> Result<HitOutcome, GuestError> {
-        match plant.displaced(&self.running.planter, rip) {
+        match self.running.displaced(plant, rip) {
             Some(decoded) => self.emulate(vcpu, plant, &decoded),
             None => Ok(HitOutcome::NeedsPause),
         }

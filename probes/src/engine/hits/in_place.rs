@@ -168,6 +168,14 @@ impl Executor {
             };
             places.next.extend(target);
         }
+        if decoded.is_none() && self.running.hides_plants() {
+            // Where the instruction ends is not known: the vCPU stops at the next plant of the page, or of the page behind.
+            let table = self.plants.table.load();
+            let pages = std::iter::once(spot.gpa).chain(spot.beyond);
+            let plants = pages.flat_map(|page| table.plants_on(page));
+            let others = plants.filter(|plant| plant.spot != spot);
+            places.next.extend(others.map(|plant| plant.at));
+        }
         let len = decoded.map_or(1, Decoded::len);
         // In ring 3 a plant would raise an exception: debug registers stop the vCPU there.
         let can_plant = |at: Gva| sregs.ss.dpl != PROGRAM || at.0 >> 63 != 0;

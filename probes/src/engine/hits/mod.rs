@@ -75,6 +75,10 @@ impl Hits {
     }
 
     fn handle_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
+        if self.running.hides_plants() {
+            // The instruction is the guest's own.
+            return Ok(HitOutcome::NotOurs);
+        }
         let plant = self.plants.plant_at(vcpu, rip)?;
         // The byte of an open plant is the guest's own, and the vCPU executes the byte alone.
         let Some(plant) = plant.filter(|plant| !self.running.planter.is_open(plant.spot.gpa))
@@ -87,14 +91,34 @@ impl Hits {
         if self.may_be_behind_outs(&plant) && vcpu.is_behind_outs()? {
             return Ok(HitOutcome::NotOurs);
         }
-        match self.dispatch_hit(vcpu, &plant, rip)? {
+        self.handle_plant(vcpu, &plant, rip)
+    }
+
+    /// Handles a hit of a hidden plant: the vCPU is about to execute the instruction at `rip`.
+    pub(crate) fn on_hidden_plant(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        rip: Gva,
+    ) -> Result<HitOutcome, GuestError> {
+        let outcome = self.handle_plant(vcpu, plant, rip)?;
+        Ok(self.pause_if_rewritten(vcpu, outcome))
+    }
+
+    fn handle_plant(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        rip: Gva,
+    ) -> Result<HitOutcome, GuestError> {
+        match self.dispatch_hit(vcpu, plant, rip)? {
             HitDisposition::GoOn
-                if self.optimiser.may_optimise(&plant)
+                if self.optimiser.may_optimise(plant)
                     || self.optimiser.may_look_at_int3(vcpu.index()) =>
             {
                 Ok(HitOutcome::NeedsPause)
             }
-            HitDisposition::GoOn => self.executor.go_past(vcpu, &plant, rip),
+            HitDisposition::GoOn => self.executor.go_past(vcpu, plant, rip),
             HitDisposition::NeedsPause => Ok(HitOutcome::NeedsPause),
             HitDisposition::Resume => Ok(HitOutcome::Resume),
         }

@@ -16,7 +16,7 @@ impl Readers {
         // An unknown range is not allowed: a kprobe works without a jump.
         let replaced = self.replaced(paging, kprobe);
         match replaced {
-            Some((at, len)) if self.running.planted_in(paging, at, len).is_empty() => {
+            Some((at, len)) if self.plants.planted_in(paging, at, len).is_empty() => {
                 ReaderNeeds::Nothing
             }
             _ => ReaderNeeds::Answer(EEXIST),

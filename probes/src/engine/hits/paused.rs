@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use address::Gva;
 use detour::{Detour, LeftAt};
-use text::{GuestError, Paused, Ran, To, Vcpu};
+use text::{GuestError, Paused, RFLAGS_RF, Ran, To, Vcpu};
 
 use crate::engine::hits::Hits;
 use crate::engine::hits::executor::{Executor, clear_resume_flag};
@@ -39,6 +39,8 @@ impl PausedHits {
     ///
     /// The plant may have been removed before the vCPU got its turn: then the guest continues with the original instruction,
     /// or behind the instruction if the emulator supports the instruction.
+    ///
+    /// [`HitOutcome::NeedsPause`]: the hit is handled, and the hardware must execute the instruction at the hidden plant.
     pub(crate) fn on_paused_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -89,7 +91,9 @@ impl PausedHits {
             return Ok(HitOutcome::Resume);
         };
         let reading = self.readers.reading(vcpu, &plant)?;
-        self.go_past_alone(vcpu, paused, &plant, rip, &mut run)?;
+        if self.go_past_alone(vcpu, paused, &plant, rip, &mut run)? == HitOutcome::NeedsPause {
+            return Ok(HitOutcome::NeedsPause);
+        }
         if let Some(reading) = reading {
             self.readers.read_alone(vcpu, paused, &reading, &mut run)?;
         }
@@ -104,7 +108,8 @@ impl PausedHits {
         Ok(HitOutcome::Resume)
     }
 
-    /// Steps over the instruction at `plant`, with the other vCPUs paused.
+    /// Steps over the instruction at `plant`, with the other vCPUs paused. [`HitOutcome::NeedsPause`] leaves an instruction at a hidden plant to the
+    /// hardware.
     fn go_past_alone<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -112,19 +117,20 @@ impl PausedHits {
         plant: &Plant,
         rip: Gva,
         run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<HitOutcome, GuestError> {
         self.executor.prepare_copy(vcpu, paused, plant, rip)?;
         self.optimiser.hand_on_int3(paused, plant, rip);
-        if self.executor.go_past(vcpu, plant, rip)? == HitOutcome::Resume {
-            return Ok(());
+        let outcome = self.executor.go_past(vcpu, plant, rip)?;
+        if outcome == HitOutcome::Resume || self.running.hides_plants() {
+            return Ok(outcome);
         }
-        let decoded = plant.displaced(&self.running.planter, rip);
+        let decoded = self.running.displaced(plant, rip);
         if decoded.is_none_or(|decoded| self.running.is_read_when_executed(plant, &decoded)) {
             self.stand_ins.withdraw_for_read(paused, plant)?;
         }
         self.executor
-            .execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
-            .map(drop)
+            .execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)?;
+        Ok(HitOutcome::Resume)
     }
 
     /// Handles a hit of a debug register of hyprobe at `rip`, with the other vCPUs paused.
@@ -152,6 +158,12 @@ impl PausedHits {
             self.kernel_events
                 .handle_kernel_events(vcpu, paused, plant, resumes)?;
             self.site_planter.plant_return_sites(paused, plant);
+        }
+        if self.running.hides_plants() && !resumes {
+            // The page may be hidden by now: then the vCPU exits again, and the emulator executes the instruction.
+            let mut regs = vcpu.regs()?;
+            regs.rflags |= RFLAGS_RF;
+            return vcpu.set_regs(&regs);
         }
         match only {
             // Debug registers are off while a vCPU executes one instruction alone.

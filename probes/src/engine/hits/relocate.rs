@@ -80,7 +80,11 @@ impl Executor {
         plant: &Plant,
         rip: Gva,
     ) -> Result<(), GuestError> {
-        let displaced = plant.displaced(&self.running.planter, rip);
+        if self.running.hides_plants() {
+            // The guest would find the region with the copies.
+            return Ok(());
+        }
+        let displaced = self.running.displaced(plant, rip);
         let must_step = |decoded: &Decoded| matches!(classify(decoded), Class::MustStep(_));
         let Some(decoded) = displaced.filter(must_step) else {
             return Ok(());

@@ -85,7 +85,7 @@ impl Optimiser {
     pub(crate) fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
         self.wanted.store(wanted, Ordering::Release);
         let table = self.plants.table.load_full();
-        if wanted {
+        if self.is_optimising() {
             let places: Vec<_> = table.plants().map(|plant| plant.at).collect();
             self.optimise_all(paused, &places);
             return Ok(());
@@ -103,9 +103,9 @@ impl Optimiser {
         self.records.measure_clock();
     }
 
-    /// The knob.
+    /// The knob. A jump cannot be hidden.
     pub(crate) fn is_optimising(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+        self.wanted.load(Ordering::Acquire) && !self.running.hides_plants()
     }
 
     /// Whether a jump may replace `plant`, as far as known: a pause to find out is worthwhile. Called at every hit.

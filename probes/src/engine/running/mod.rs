@@ -17,13 +17,14 @@ use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{KernelSpace, Tables};
 use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Modules, ModulesError, PagingState, read_virt, walk};
+use manifest::Stealth;
 use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, SystemState, Vcpu};
 
 use crate::engine::abilities::Abilities;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Located, Reached, Whereabouts};
 use crate::kernel::Kernel;
-use crate::plant_table::Plant;
+use crate::plant_table::{Plant, own_instruction};
 use crate::resolve::Place;
 
 /// The opcode of `int3`.
@@ -66,6 +67,20 @@ impl Running {
             paging,
             image: linked.start.wrapping_add(slide)..linked.end.wrapping_add(slide),
             tables,
+        }
+    }
+
+    /// Whether plants are hidden: memory has the guest's own bytes, and each access of the guest to a page with a plant exits.
+    pub(crate) fn hides_plants(&self) -> bool {
+        self.abilities.stealth == Stealth::Reads
+    }
+
+    /// The instruction at a plant, decoded for the execution address `rip`. The guest writes under a hidden plant unseen, so its instruction is read
+    /// anew.
+    pub(crate) fn displaced(&self, plant: &Plant, rip: Gva) -> Option<Decoded> {
+        match self.hides_plants() {
+            true => own_instruction(&self.planter, plant.spot, rip),
+            false => plant.displaced(&self.planter, rip),
         }
     }
 
@@ -168,13 +183,6 @@ impl Running {
             (Ok(modules), Some(paging)) => read(modules, &paging).map(Some),
             _ => Ok(None),
         }
-    }
-
-    /// The plants in `len` bytes from `at` on, including plants replaced by debug registers.
-    pub(crate) fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
-        self.in_memory(paging, at, len, |gpa, len| {
-            self.planter.pages().planted(gpa, len)
-        })
     }
 
     /// Whether the guest, not the VMM, gets an `int3` that the guest executes.

@@ -4,6 +4,7 @@ mod arming;
 mod changes;
 mod detours;
 mod handover;
+mod hidden_plants;
 mod hits;
 mod in_place;
 mod inject;
@@ -104,6 +105,7 @@ fn memory_of(kernel: &SyntheticKernel, loaded_at: u64, entry: u64) -> FakeMemory
 }
 
 const ABILITIES: Abilities = Abilities {
+    stealth: manifest::Stealth::Writes,
     plant: PlantByte::Port,
     debug_execute: true,
     int3_exits: false,

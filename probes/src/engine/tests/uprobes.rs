@@ -46,7 +46,7 @@ fn hide_with(rig: &Rig, at: u64, sites: Vec<CodeSite>) {
     uprobes.hidden.table.store(table.into());
 }
 
-fn protected(rig: &Rig) -> Vec<(u64, Protection)> {
+pub(super) fn protected(rig: &Rig) -> Vec<(u64, Protection)> {
     let pages = rig.paused.protected.lock().expect("lock");
     pages.iter().map(|(page, of)| (page.0, *of)).collect()
 }
@@ -90,7 +90,7 @@ fn counts(site: &CodeSite) -> (u64, u64) {
     (counters.hits(), counters.exits())
 }
 
-fn vcpu_at(at: Gva) -> FakeVcpu {
+pub(super) fn vcpu_at(at: Gva) -> FakeVcpu {
     let mut vcpu = vcpu(at);
     vcpu.state.system.segments.cs.attributes = LONG_MODE;
     vcpu

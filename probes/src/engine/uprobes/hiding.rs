@@ -103,7 +103,8 @@ impl Uprobes {
     /// Whether the page is RAM without plants. Only a false page cache names others.
     fn can_hide(&self, gpa: Gpa) -> bool {
         let in_ram = self.running.memory.ranges();
-        in_ram.iter().any(|range| range.contains(&gpa)) && !self.running.planter.pages().keeps(gpa)
+        let has_plants = self.running.planter.pages().keeps(gpa) || self.plants.hides(gpa);
+        in_ram.iter().any(|range| range.contains(&gpa)) && !has_plants
     }
 
     /// Refuses all targets: their executions would not be seen.

@@ -1,0 +1,133 @@
+//! Hidden plants: pages instead of bytes.
+
+use address::Gva;
+use events::Tier;
+use manifest::{ProbeConfig, ProbeSpec, Stealth};
+use text::Ran;
+use vmm::{Protection, Shadow};
+
+use super::uprobes::{protected, vcpu_at};
+use super::{ABILITIES, PLAIN, Rig, STACK, SyntheticKernel, gpa, one};
+use crate::engine::EngineAction;
+use crate::engine::abilities::Abilities;
+use crate::engine::hits::outcome::HitOutcome;
+
+const HIDING: Abilities = Abilities {
+    stealth: Stealth::Reads,
+    ..ABILITIES
+};
+/// RFLAGS.IF, and the bit that is always set.
+const ENABLED: u64 = 0x202;
+
+fn probe(spec: &str) -> ProbeConfig<EngineAction> {
+    let config = ProbeConfig::from(spec.parse::<ProbeSpec>().expect("a probe"));
+    config.with_action(EngineAction::default())
+}
+
+fn exit(rig: &Rig, vcpu: &mut text::testing::FakeVcpu, at: Gva) -> HitOutcome {
+    let accesses = &rig.engine.protected_accesses;
+    accesses.on_protected_access(vcpu, at).expect("handled")
+}
+
+#[test]
+fn hit_is_counted_and_no_byte_changes() {
+    let (kernel, at) = one("f", &PLAIN);
+    let rig = Rig::with(&kernel, &[], HIDING);
+    let ids = rig.engine.register(&rig.paused, &[probe("kprobe:f")]);
+    let ids = ids.expect("registered");
+    assert_eq!(rig.seen(at), PLAIN[0]);
+    assert_eq!(rig.paused.read_only(), []);
+    assert_eq!(protected(&rig), [(gpa(at) & !0xfff, Protection::Accesses)]);
+    let mut vcpu = vcpu_at(at);
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::Resume);
+    let hit = rig.probe(0);
+    assert_eq!((hit.hits, hit.exits), (1, 1));
+    assert_eq!(hit.tier, Some(Tier::Emulated));
+    assert_eq!(vcpu.regs.rip, at.0 + 1);
+    rig.engine
+        .unregister(&rig.paused, &ids)
+        .expect("unregistered");
+    assert_eq!(protected(&rig), []);
+}
+
+#[test]
+fn bytes_that_no_decoder_knows_are_hit_once_and_run_alone() {
+    let (kernel, at) = one("f", &[0x90, 0x90, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:f"], HIDING);
+    // The guest writes a byte that is no instruction in 64-bit mode.
+    rig.memory.put(gpa(at), &[0x06]);
+    let mut vcpu = vcpu_at(at);
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::NeedsPause);
+    let accesses = &rig.engine.protected_accesses;
+    assert_eq!(accesses.take_waiting(0), Some(at));
+    let mut runs = 0;
+    let outcome = rig
+        .engine
+        .paused_hits
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
+            unreachable!("a hidden plant is left to the caller")
+        });
+    assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
+    let stepped = accesses.on_paused_hidden_plant(&mut vcpu, &rig.paused, at, |vcpu, _| {
+        runs += 1;
+        assert!(rig.paused.lifted.load(std::sync::atomic::Ordering::Relaxed));
+        vcpu.regs.rip = STACK;
+        Ok(Ran::At(Gva(STACK)))
+    });
+    stepped.expect("executed");
+    assert_eq!((runs, rig.probe(0).hits), (1, 1));
+}
+
+#[test]
+fn probe_that_comes_while_the_vcpu_waits_is_hit() {
+    // `cpuid`, for the hardware.
+    let (kernel, at) = one("f", &[0x0f, 0xa2, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:f+0x2"], HIDING);
+    let mut vcpu = vcpu_at(at);
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::NeedsPause);
+    rig.engine
+        .register(&rig.paused, &[probe("kprobe:f")])
+        .expect("registered");
+    let accesses = &rig.engine.protected_accesses;
+    assert_eq!(accesses.take_waiting(0), None);
+    let looked = accesses.on_paused_protected_access(&mut vcpu, &rig.paused, at, |_, _| {
+        unreachable!("the vCPU exits again")
+    });
+    assert_eq!(looked.expect("handled"), HitOutcome::Resume);
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::NeedsPause);
+    assert_eq!(rig.probe(1).hits, 1);
+}
+
+#[test]
+fn vcpu_that_begins_to_accept_interrupts_enters_the_guest() {
+    // `sti`, and two instructions of one byte, behind the probe.
+    let (kernel, at) = one("f", &[0x90, 0xfb, 0x90, 0x90, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:f"], HIDING);
+    let mut vcpu = vcpu_at(at.wrapping_add(1));
+    vcpu.regs.rflags &= !ENABLED | 2;
+    assert_eq!(
+        exit(&rig, &mut vcpu, at.wrapping_add(1)),
+        HitOutcome::Resume
+    );
+    // The instruction behind `sti` is covered by the shadow.
+    assert_eq!(vcpu.regs.rip, at.0 + 3);
+    assert_eq!(vcpu.regs.rflags & ENABLED, ENABLED);
+    assert_eq!(vcpu.blocking.shadow, Shadow::None);
+}
+
+#[test]
+fn kernel_event_is_in_a_register_or_beside_the_user_s_probe() {
+    let mut kernel = SyntheticKernel::new();
+    let rest_init = kernel.function("rest_init", &PLAIN);
+    kernel.function("f", &PLAIN);
+    let rig = Rig::with(&kernel, &[], HIDING);
+    assert_eq!(rig.paused.breakpoints()[0], Some(rest_init));
+    assert_eq!(protected(&rig), []);
+    rig.engine
+        .register(&rig.paused, &[probe("kprobe:rest_init")])
+        .expect("registered");
+    assert_eq!(rig.paused.breakpoints(), [None; 4]);
+    let mut vcpu = vcpu_at(rest_init);
+    assert_eq!(exit(&rig, &mut vcpu, rest_init), HitOutcome::NeedsPause);
+    assert_eq!(rig.probe(0).hits, 1);
+}
