@@ -257,13 +257,17 @@ impl Table {
         self.by_address.get(&rip.0)
     }
 
-    /// The site at `rip` that has a debug register and no plant.
-    pub(crate) fn only_at(&self, rip: Gva) -> Option<&Arc<Plant>> {
-        let mut only = self.debug.iter().flatten().filter_map(|used| match used {
+    /// The sites that have a debug register and no plant.
+    pub(crate) fn only(&self) -> impl Iterator<Item = &Arc<Plant>> {
+        self.debug.iter().flatten().filter_map(|used| match used {
             DebugUse::Only(plant) => Some(plant),
             DebugUse::StandIn(_) => None,
-        });
-        only.find(|plant| plant.at == rip)
+        })
+    }
+
+    /// The site at `rip` that has a debug register and no plant.
+    pub(crate) fn only_at(&self, rip: Gva) -> Option<&Arc<Plant>> {
+        self.only().find(|plant| plant.at == rip)
     }
 
     pub(crate) fn at_gpa(&self, gpa: Gpa) -> Option<&Arc<Plant>> {

@@ -33,12 +33,11 @@ impl Plants {
         rip: Gva,
     ) -> Result<Option<Arc<Plant>>, GuestError> {
         let table = self.table.load();
-        if let Some(plant) = table
-            .only_at(rip)
-            .filter(|plant| self.hides(plant.spot.gpa))
+        if let Some(plant) = self.in_register_at(rip)
+            && self.hides(plant.spot.gpa)
         {
             // A debug register does not fire where the emulator executes the instruction.
-            return Ok(Some(Arc::clone(plant)));
+            return Ok(Some(plant));
         }
         if !table.may_hold(rip) {
             return Ok(None);
@@ -51,6 +50,13 @@ impl Plants {
         Ok(walk(&self.running.memory.as_ref(), &state.paging, rip)
             .ok()
             .and_then(|found| table.at_gpa(found.gpa).cloned()))
+    }
+
+    /// The site at `rip` that has a debug register in place of a hidden plant.
+    pub(crate) fn in_register_at(&self, rip: Gva) -> Option<Arc<Plant>> {
+        let table = self.table.load();
+        let hides = self.running.hides_plants();
+        table.only_at(rip).filter(|_| hides).cloned()
     }
 
     /// Whether the kernel event probes that see modules come and go are armed.

@@ -292,8 +292,7 @@ impl ProtectedAccesses {
         let at = Gva(vcpu.regs()?.rip);
         let state = vcpu.system_state()?;
         let Some((decoded, spot)) = self.instruction_at(&state, at) else {
-            // Code that is not 64-bit code.
-            return Ok(HitOutcome::NeedsPause);
+            return self.on_undecoded(vcpu, &state, at);
         };
         let code = self.hidden_code(spot);
         let text = self.hidden_text(spot);
@@ -419,7 +418,7 @@ impl ProtectedAccesses {
     }
 }
 
-fn is_64_bit(state: &SystemState) -> bool {
+pub(super) fn is_64_bit(state: &SystemState) -> bool {
     state.system.segments.cs.attributes & LONG_MODE != 0
 }
 

@@ -11,7 +11,7 @@ use text::{GuestError, Passed, Paused, Ran, SystemState, To, Vcpu};
 
 use crate::engine::hits::in_place::{InPlace, PAGE_FAULT};
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::protected_accesses::{PROGRAM, ProtectedAccesses};
+use crate::engine::protected_accesses::{PROGRAM, ProtectedAccesses, is_64_bit};
 use crate::engine::uprobes::code_hit::{CodeHit, OnPage};
 use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
 use crate::plant_table::Plant;
@@ -201,8 +201,8 @@ impl ProtectedAccesses {
             return Ok(false);
         }
         let state = vcpu.system_state()?;
-        if self.running.hides_plants() && self.instruction_at(&state, at).is_none() {
-            // The hit of undecoded bytes is dispatched, and 32-bit code is at no plant.
+        if self.running.hides_plants() && !is_64_bit(&state) {
+            // No plant is in 32-bit code.
             return Ok(false);
         }
         let plant = self.plants.plant_at(vcpu, at)?;

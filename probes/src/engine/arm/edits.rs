@@ -7,7 +7,6 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
-use crate::engine::running::Running;
 use crate::plant_table::{DebugRegisters, DebugUse, Plant, Table};
 use crate::registry::Probe;
 
@@ -57,16 +56,19 @@ pub(crate) struct Edits<'t> {
     before: &'t Table,
     places: BTreeMap<Gva, Edit>,
     debug: Vec<Plant>,
+    /// Whether plants are hidden.
+    hides: bool,
 }
 
 impl<'t> Edits<'t> {
-    pub(crate) fn new(before: &'t Table) -> Self {
+    pub(crate) fn new(before: &'t Table, hides: bool) -> Self {
         let debug = before.debug.iter().flatten().filter_map(|used| match used {
             DebugUse::Only(plant) => Some(plant.of_interest_to(plant.probes.clone(), false)),
             DebugUse::StandIn(_) => None,
         });
         Self {
             debug: debug.collect(),
+            hides,
             before,
             places: BTreeMap::new(),
         }
@@ -125,15 +127,24 @@ impl<'t> Edits<'t> {
 
     /// Adds the probe to the plant at `at`; `ip` is the probed address.
     pub(crate) fn join(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot, len: usize) {
-        // A debug register does not fire where the emulator executes the instruction of a hidden plant.
+        insert(&mut self.place(at, spot, len).probes, probe, ip);
+        self.leave_register(at);
+    }
+
+    /// Moves the probes of the debug register for `at`, if any, to the hidden plant there: the register does not fire where the emulator executes
+    /// the instruction.
+    fn leave_register(&mut self, at: Gva) {
+        if !self.hides {
+            return;
+        }
         let in_register = self.debug.iter_mut().filter(|plant| plant.at == at);
         let moved: Vec<_> = in_register
             .flat_map(|plant| std::mem::take(&mut plant.probes))
             .collect();
-        let probes = &mut self.place(at, spot, len).probes;
-        insert(probes, probe, ip);
-        for (probe, ip) in &moved {
-            insert(probes, probe, *ip);
+        if let Some(edit) = self.known(at) {
+            for (probe, ip) in &moved {
+                insert(&mut edit.probes, probe, *ip);
+            }
         }
     }
 
@@ -163,6 +174,7 @@ impl<'t> Edits<'t> {
     /// Marks `at` as a return site of followed calls.
     pub(crate) fn return_to(&mut self, at: Gva, spot: Spot, len: usize) {
         self.place(at, spot, len).returns = true;
+        self.leave_register(at);
     }
 
     /// Removes the mark of `at` as a return site.
@@ -192,9 +204,8 @@ impl<'t> Edits<'t> {
     }
 
     /// Applies the edits to memory, and returns the matching table. On failure nothing has changed. Hidden plants change no byte.
-    pub(crate) fn apply(self, paused: &dyn Paused, running: &Running) -> Result<Table, PlantError> {
-        let planter = &running.planter;
-        let before = self.before;
+    pub(crate) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
+        let (before, hides) = (self.before, self.hides);
         let mut remove: Vec<Gpa> = Vec::new();
         let mut add: Vec<(Spot, usize)> = Vec::new();
         let mut table = before.clone();
@@ -226,7 +237,7 @@ impl<'t> Edits<'t> {
             };
             table.put(Arc::new(plant.of_interest_to(edit.probes, edit.returns)));
         }
-        if !running.hides_plants() {
+        if !hides {
             planter.change(paused, &add, &remove)?;
         }
         for plant in fresh.iter().filter_map(|at| table.at(*at)) {

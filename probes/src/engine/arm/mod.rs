@@ -76,7 +76,7 @@ impl Armer {
         self.records.take_out_records();
         let was_handler_probed = self.int3.is_int3_handler_probed();
         let table = self.plants.table.load_full();
-        let mut edits = Edits::new(&table);
+        let mut edits = Edits::new(&table, self.running.hides_plants());
         let looked_at = || self.plants.kernel_event_probes.iter().chain(change.probes);
         for probe in looked_at().chain(change.dropped) {
             edits.leave(probe);
@@ -151,7 +151,9 @@ impl Armer {
             .watches
             .replace(paused, WatchTable::new(watched))
             .map_err(|error| ArmError(error.into()))?;
-        let applied = edits.apply(paused, &self.running).map_err(Into::into);
+        let applied = edits
+            .apply(paused, &self.running.planter)
+            .map_err(Into::into);
         let applied = applied.and_then(|table| {
             if self.running.hides_plants() {
                 let pages = table.pages().collect();
@@ -306,7 +308,7 @@ impl Armer {
 
     /// Whether hidden plants, each of which makes a page slow, do without the event's probe now.
     fn is_needless(&self, event: KernelEvent) -> bool {
-        let is_booted = self.running.boot_patched.get();
+        let is_booted = self.plants.kernel_is_settled();
         match event {
             // For detours and jumps, which cannot be hidden.
             KernelEvent::EarlyTraps | KernelEvent::CpuOnline | KernelEvent::CpuOffline => true,

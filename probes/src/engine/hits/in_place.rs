@@ -172,7 +172,9 @@ impl Executor {
             // Where the instruction ends is not known: the vCPU stops at the next plant of the page, or of the page behind.
             let table = self.plants.table.load();
             let pages = std::iter::once(spot.gpa).chain(spot.beyond);
-            let plants = pages.flat_map(|page| table.plants_on(page));
+            let plants = pages
+                .flat_map(|page| table.plants_on(page))
+                .chain(table.only());
             let others = plants.filter(|plant| plant.spot != spot);
             places.next.extend(others.map(|plant| plant.at));
         }

@@ -80,7 +80,9 @@ impl PausedHits {
             vcpu.set_regs(&regs)?;
         }
         self.optimiser.look_at_int3(vcpu, paused)?;
-        if let Some(plant) = self.plants.plant_at(vcpu, rip)? {
+        let at_hit = self.plants.plant_at(vcpu, rip)?;
+        // A probe of hyprobe's own may have gone to a debug register while the vCPU waited.
+        if let Some(plant) = at_hit.or_else(|| self.plants.in_register_at(rip)) {
             self.kernel_events
                 .handle_kernel_events(vcpu, paused, &plant, false)?;
             self.site_planter.plant_return_sites(paused, &plant);

@@ -131,3 +131,28 @@ fn kernel_event_is_in_a_register_or_beside_the_user_s_probe() {
     assert_eq!(exit(&rig, &mut vcpu, rest_init), HitOutcome::NeedsPause);
     assert_eq!(rig.probe(0).hits, 1);
 }
+
+#[test]
+fn kernel_event_is_served_if_its_probe_leaves_the_plant_meanwhile() {
+    let mut kernel = SyntheticKernel::new();
+    let rest_init = kernel.function("rest_init", &PLAIN);
+    let rig = Rig::with(&kernel, &[], HIDING);
+    let ids = rig
+        .engine
+        .register(&rig.paused, &[probe("kprobe:rest_init")])
+        .expect("registered");
+    let mut vcpu = vcpu_at(rest_init);
+    assert_eq!(exit(&rig, &mut vcpu, rest_init), HitOutcome::NeedsPause);
+    rig.engine
+        .unregister(&rig.paused, &ids)
+        .expect("unregistered");
+    assert_eq!(rig.paused.breakpoints()[0], Some(rest_init));
+    let hits = &rig.engine.paused_hits;
+    let outcome = hits.on_paused_hit(&mut vcpu, &rig.paused, rest_init, |_, _| {
+        unreachable!("the emulator knows the instruction")
+    });
+    assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
+    assert!(rig.engine.running.boot_patched.get());
+    assert_eq!(rig.paused.breakpoints(), [None; 4]);
+    assert_eq!(vcpu.regs.rip, rest_init.0 + 1);
+}
