@@ -10,7 +10,7 @@ use manifest::{ProbeAction, Stealth, Word};
 use crate::boot::{Boot, Ran, Running, Stock};
 
 const SOCKET: &str = "x.sock";
-/// Functions that the detector calls, or that the kernel calls for it, on pages that the kernel does not execute all the time.
+/// Functions that the kernel executes for system calls of the detector. No page has code of the scheduler or of the timer.
 const CALLED: &str = "\
     anon_vma_clone copy_creds copy_fpstate_to_sigframe copy_fs_struct copy_namespaces copy_page_to_iter copy_process \
     copy_semundo copy_string_kernel d_absolute_path d_find_any_alias d_invalidate d_lru_del d_walk do_brk_flags \
@@ -33,7 +33,7 @@ const CALLED: &str = "\
 /// Calls of `getppid` in a round of the detector: `CALLS` in `guest-images/workload/detector.c`, each three times.
 const PARENTS_ASKED: u64 = 3000;
 const COUNTED: &str = "kprobe:__x64_sys_getppid";
-/// The text through its own mapping and through that of all memory. The probes come and go while the script sleeps.
+/// The detector sums the text in two mappings: the kernel image and the direct map. The probes come and go while the script sleeps.
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mkdir -p /proc
@@ -52,7 +52,7 @@ while :; do
 done
 "#;
 
-/// The values that the detector has found in a round, but for times. Those of the text are the same through both mappings.
+/// The values that the detector has found in a round, but for times. The sums of the text are equal in both mappings.
 fn found(ran: &Ran, round: u64) -> BTreeMap<&str, &str> {
     let start = format!("detected {round} ");
     let lines = ran.console.lines();

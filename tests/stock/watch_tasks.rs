@@ -5,7 +5,7 @@ use events::{DataWrite, Hit, ProbeState};
 use crate::boot::{Boot, Ran, Stock, probe};
 use crate::watch::{assert_chained, writes};
 
-/// The priority that `renice` sets, of the first process and of one that is started twice.
+/// `renice` sets the priorities of two processes: the first of the guest, and one that the script starts twice.
 const FIRST: &str = "watch:struct task_struct.static_prio@pid:1";
 const LATER: &str = "watch:struct task_struct.static_prio@pid:4000";
 /// The kernel writes the run time at each tick, and when the process blocks.

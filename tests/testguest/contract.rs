@@ -116,7 +116,7 @@ tests! {
     watch_range = "watch-range",
 }
 
-/// Runs a case with each way to plant that works on this host.
+/// Runs a case with bytes of each kind that this KVM delivers, and with hidden plants.
 fn run(name: &str) {
     let case = contract::cases()
         .find(|case| case.name == name)

@@ -10,12 +10,12 @@ use vmm::End;
 
 use crate::BENCH;
 
-/// One vCPU, and the plants that the engine chooses.
+/// One vCPU; the engine chooses the byte.
 fn one() -> Here<'static> {
     Here::new(&BENCH, None, 1)
 }
 
-/// One vCPU, with each plant byte of this host.
+/// One vCPU, with each byte that this KVM delivers.
 fn each() -> impl Iterator<Item = Here<'static>> {
     [PlantByte::Port, PlantByte::Int3]
         .map(Way::Byte)
