@@ -98,6 +98,7 @@ mod tests {
             int1: Int1Delivery::AfterInstruction,
             holds_interrupts: true,
             debug_execute: true,
+            breakpoint_before_fetch: true,
             debug_data: true,
             read_only_slots: true,
             table_writes_seen: true,

@@ -22,6 +22,6 @@ pub use plant::{
     Written,
 };
 pub use step_over::{
-    KernelTables, KnowsTables, Passed, RFLAGS_RF, general_register, next_places, pass,
-    read_operands,
+    KernelTables, KnowsTables, OwnBreakpoints, Passed, RFLAGS_RF, general_register, next_places,
+    pass, read_operands,
 };

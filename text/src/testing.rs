@@ -253,8 +253,16 @@ impl Paused for FakePaused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injected {
     Breakpoint(Gva),
-    PageFault { address: Gva, error_code: u32 },
-    Exception { vector: u8, error_code: u32 },
+    /// #DB, with the bits of DR6.
+    OwnBreakpoint(u64),
+    PageFault {
+        address: Gva,
+        error_code: u32,
+    },
+    Exception {
+        vector: u8,
+        error_code: u32,
+    },
 }
 
 /// A stopped vCPU.
@@ -277,6 +285,8 @@ pub struct FakeVcpu {
     /// The vector of an event that is delivered again.
     pub undelivered: Option<u8>,
     pub halted: bool,
+    /// The guest's own debug registers.
+    pub debug_registers: vmm::kvm_debugregs,
     pub requests: Requests,
 }
 
@@ -387,6 +397,17 @@ impl Vcpu for FakeVcpu {
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
         self.requests.make()?;
         self.injected.push(Injected::Breakpoint(at));
+        Ok(())
+    }
+
+    fn debug_registers(&mut self) -> Result<vmm::kvm_debugregs, GuestError> {
+        self.requests.make()?;
+        Ok(self.debug_registers)
+    }
+
+    fn inject_own_breakpoint(&mut self, fired: u64) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.injected.push(Injected::OwnBreakpoint(fired));
         Ok(())
     }
 

@@ -22,7 +22,7 @@ pub use kvm::{
     BreakpointInjection, Capabilities, Host, HostFacts, HostObstacle, Int1Delivery, Int3Delivery,
     InterruptedInt3, OpenError, PortDelivery, Speed, tsc_khz,
 };
-pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+pub use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
     Console, Control, CreateError, End, Int3Exits, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };

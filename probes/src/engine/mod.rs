@@ -15,6 +15,7 @@
 mod abilities;
 mod arm;
 mod crashes;
+mod emulated_batch;
 pub(crate) mod engine_action;
 mod event_task;
 mod handover;

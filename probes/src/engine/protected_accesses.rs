@@ -8,9 +8,9 @@ use events::Tier;
 use iced_x86::Mnemonic;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, OperandRead, decode, operand_read};
 use introspect::walk;
-use text::{GuestError, Passed, Spot, SystemState, Vcpu};
-use vmm::Shadow;
+use text::{GuestError, Passed, RFLAGS_RF, Spot, SystemState, Vcpu};
 
+use crate::engine::emulated_batch::{Attention, FetchedPage, MOST_EMULATED, raise_own_breakpoint};
 use crate::engine::hits::Hits;
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::HitOutcome;
@@ -27,9 +27,6 @@ pub(super) const PROGRAM: u8 = 3;
 /// CS.L in the attributes of a segment: 64-bit code.
 const LONG_MODE: u16 = 1 << 13;
 
-/// RFLAGS.IF.
-const INTERRUPT_FLAG: u64 = 1 << 9;
-
 /// The vector of #UD.
 const INVALID_OPCODE: u8 = 6;
 
@@ -45,54 +42,6 @@ pub(crate) struct ProtectedAccesses {
     /// The addresses of hidden plants whose hits are dispatched and need the others paused, by the vCPU that has the hit.
     pub(crate) waiting: Mutex<BTreeMap<usize, Gva>>,
 }
-
-/// Whether the vCPU accepts interrupts, and NMIs.
-#[derive(Clone, Copy, Debug)]
-struct Attention {
-    interrupts: bool,
-    nmis: bool,
-}
-
-impl Attention {
-    fn of(vcpu: &mut dyn Vcpu) -> Result<Self, GuestError> {
-        let blocking = vcpu.blocking()?;
-        let is_enabled = vcpu.regs()?.rflags & INTERRUPT_FLAG != 0;
-        Ok(Self {
-            interrupts: is_enabled && blocking.shadow == Shadow::None,
-            nmis: !blocking.nmis,
-        })
-    }
-
-    /// Whether the vCPU accepts more `now`.
-    const fn rises(self, now: Self) -> bool {
-        (now.interrupts && !self.interrupts) || (now.nmis && !self.nmis)
-    }
-}
-
-/// The page of the last instruction, while one exit executes several.
-#[derive(Clone, Copy, Debug, Default)]
-struct FetchedPage {
-    at: Gva,
-    /// `None` outside of RAM.
-    gpa: Option<Gpa>,
-    privilege: u8,
-}
-
-impl FetchedPage {
-    /// The location of an instruction that is on the page as a whole.
-    fn spot(&self, state: &SystemState, at: Gva) -> Option<Spot> {
-        let is_whole = at.page_offset() <= PAGE_BYTES - MAX_LENGTH_BYTES as u64;
-        let gpa = self.gpa.filter(|_| is_whole)?;
-        let is_here = at.page() == self.at && state.privilege == self.privilege;
-        is_here.then(|| Spot {
-            gpa: gpa.wrapping_add(at.page_offset()),
-            beyond: None,
-        })
-    }
-}
-
-/// The most instructions that one exit executes on hidden pages: interrupts for the vCPU wait as long.
-const MOST_EMULATED: usize = 256;
 
 impl ProtectedAccesses {
     /// Emulates the instruction at `at`, which accesses a protected page, on the vCPU's thread, and the following instructions on hidden
@@ -114,6 +63,10 @@ impl ProtectedAccesses {
         let mut at = at;
         let mut fetched = FetchedPage::default();
         for number in 0..MOST_EMULATED {
+            let is_over = self.breakpoints_are_over(vcpu, number)?;
+            if !is_over && raise_own_breakpoint(vcpu, at)? {
+                return Ok(HitOutcome::Resume);
+            }
             let state = vcpu.system_state()?;
             let Some((decoded, spot)) = self.next_instruction(&state, at, &mut fetched) else {
                 return match number {
@@ -162,6 +115,17 @@ impl ProtectedAccesses {
             }
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// Whether the breakpoints at the instruction have fired, or must not fire: the processor has looked at the debug registers before the exit, at the
+    /// first instruction (`number` 0), or RF is set.
+    pub(super) fn breakpoints_are_over(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        number: usize,
+    ) -> Result<bool, GuestError> {
+        let have_fired = number == 0 && self.running.abilities.breakpoint_before_fetch;
+        Ok(have_fired || vcpu.regs()?.rflags & RFLAGS_RF != 0)
     }
 
     /// Handles an exit in front of bytes that no decoder knows, or that are not 64-bit code: the hardware executes them. A plant there is hit.
@@ -290,6 +254,10 @@ impl ProtectedAccesses {
             return Ok(HitOutcome::NotOurs);
         }
         let at = Gva(vcpu.regs()?.rip);
+        let is_over = self.breakpoints_are_over(vcpu, 0)?;
+        if !is_over && raise_own_breakpoint(vcpu, at)? {
+            return Ok(HitOutcome::Resume);
+        }
         let state = vcpu.system_state()?;
         let Some((decoded, spot)) = self.instruction_at(&state, at) else {
             return self.on_undecoded(vcpu, &state, at);

@@ -7,7 +7,7 @@ use events::Tier;
 use iced_x86::Register;
 use introspect::insn::Decoded;
 use introspect::{Idt, walk};
-use text::{GuestError, Passed, Paused, Ran, SystemState, To, Vcpu};
+use text::{GuestError, OwnBreakpoints, Passed, Paused, RFLAGS_RF, Ran, SystemState, To, Vcpu};
 
 use crate::engine::hits::in_place::{InPlace, PAGE_FAULT};
 use crate::engine::hits::outcome::HitOutcome;
@@ -235,6 +235,13 @@ impl ProtectedAccesses {
             run(vcpu, To::Next(&[]))?;
             return Ok((Executed::Many, InPlace::Unknown));
         };
+        let own = OwnBreakpoints::new(vcpu.debug_registers()?);
+        if own.at_instruction(at) != 0 {
+            // The breakpoint has fired, and is not to fire again.
+            let mut regs = vcpu.regs()?;
+            regs.rflags |= RFLAGS_RF;
+            vcpu.set_regs(&regs)?;
+        }
         let unprobed = Plant::new(at, spot);
         let plant = lone.plant.unwrap_or(&unprobed);
         let mut ran = Ran::Nowhere;

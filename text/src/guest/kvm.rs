@@ -214,6 +214,14 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.reinject_breakpoint(at)?)
     }
 
+    fn debug_registers(&mut self) -> Result<vmm::kvm_debugregs, GuestError> {
+        Ok(self.0.registers().debug_registers()?)
+    }
+
+    fn inject_own_breakpoint(&mut self, fired: u64) -> Result<(), GuestError> {
+        Ok(self.0.inject_own_breakpoint(fired)?)
+    }
+
     fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         Ok(self.0.inject(Exception {
             vector: fault.vector,

@@ -253,6 +253,20 @@ pub trait Vcpu {
     /// If the exception cannot be injected.
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError>;
 
+    /// The guest's own debug registers.
+    ///
+    /// # Errors
+    ///
+    /// If the registers cannot be read.
+    fn debug_registers(&mut self) -> Result<vmm::kvm_debugregs, GuestError>;
+
+    /// Injects #DB in front of the instruction at RIP, as if the debug registers in `fired`, bits 0 to 3, had fired.
+    ///
+    /// # Errors
+    ///
+    /// If the exception cannot be injected.
+    fn inject_own_breakpoint(&mut self, fired: u64) -> Result<(), GuestError>;
+
     /// Injects `fault` at the present RIP.
     ///
     /// # Errors

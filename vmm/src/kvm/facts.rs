@@ -157,6 +157,8 @@ pub struct HostFacts {
     pub holds_interrupts: bool,
     /// Execution breakpoints in debug registers fire in ring 0.
     pub debug_execute: bool,
+    /// An execution breakpoint fires before the vCPU exits at a page that KVM cannot access. If it does not, the emulator of the page raises it.
+    pub breakpoint_before_fetch: bool,
     /// Data breakpoints in debug registers fire in ring 0.
     pub debug_data: bool,
     /// A guest write to a read-only slot exits; a read does not.
@@ -293,6 +295,7 @@ mod tests {
                 int1: Int1Delivery::ToGuest,
                 holds_interrupts: true,
                 debug_execute: true,
+                breakpoint_before_fetch: true,
                 debug_data: true,
                 read_only_slots: true,
                 table_writes_seen: true,

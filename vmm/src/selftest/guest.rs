@@ -40,6 +40,7 @@ pub(super) const READ_ONLY: u32 = 0x18000;
 const STUBS: u64 = 0x1a000;
 const STUB_BYTES: u64 = 8;
 const MEMORY_BYTES: usize = 0x20_0000;
+const PAGE_BYTES: usize = 0x1000;
 const RFLAGS_IF: u64 = 1 << 9;
 
 /// The port to which the stub of an interrupt vector writes the vector.
@@ -343,6 +344,20 @@ impl TinyGuest {
                 // between the two calls: the vCPU belongs to this thread and does not run.
                 unsafe { libc::mprotect(host, bytes, access) };
             }
+        }
+    }
+
+    /// Denies the guest each access to the page at `at`, or allows the accesses again.
+    pub(super) fn set_accessible(&self, at: u64, is_accessible: bool) {
+        let access = match is_accessible {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_NONE,
+        };
+        let region = self.memory.regions().first().copied();
+        let page = region.and_then(|region| usize::try_from(region.host + at).ok());
+        if let Some(page) = page {
+            // SAFETY: the page is in the memory's only region, and the VMM does not access the memory before the page is accessible again.
+            unsafe { libc::mprotect(page as *mut libc::c_void, PAGE_BYTES, access) };
         }
     }
 

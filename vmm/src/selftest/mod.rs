@@ -41,6 +41,7 @@ pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
         int1: questions::int1(&mut guest)?,
         holds_interrupts: questions::holds_interrupts(&mut guest, host)?,
         debug_execute: questions::debug_execute(&mut guest)?,
+        breakpoint_before_fetch: questions::breakpoint_before_fetch(&mut guest)?,
         debug_data: questions::debug_data(&mut guest)?,
         read_only_slots: questions::read_only_slots(&mut guest)?,
         table_writes_seen: questions::table_writes_seen(&mut guest)?,

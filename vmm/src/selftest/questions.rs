@@ -188,6 +188,23 @@ pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError
     Ok(matches!(exit, Exit::Debug { exception: 1, .. }) && guest.rip()? == CODE + 1)
 }
 
+/// Does an execution breakpoint fire in front of an instruction whose page KVM cannot access?
+pub(super) fn breakpoint_before_fetch(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    const HIDDEN: u64 = CODE + 0x1000;
+    // jmp HIDDEN
+    let mut code = vec![0xe9];
+    code.extend((0x1000_u32 - 5).to_le_bytes());
+    guest.load(&code, Ring::Kernel)?;
+    let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
+    control.arch.debugreg[0] = HIDDEN;
+    control.arch.debugreg[7] = 0x402;
+    guest.debug(&control)?;
+    guest.set_accessible(HIDDEN, false);
+    let exit = guest.run();
+    guest.set_accessible(HIDDEN, true);
+    Ok(matches!(exit, Exit::Debug { exception: 1, .. }))
+}
+
 /// Does a write watchpoint in DR0 fire?
 pub(super) fn debug_data(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
     // mov byte [DATA], al

@@ -115,17 +115,26 @@ impl StoppedVcpu<'_> {
         // The delivery ends the interrupt shadow. If the guest single-steps, VT-x refuses an entry with a shadow over the
         // exception.
         self.registers.end_shadow()?;
-        let registers = &mut self.registers;
-        let mut debug = registers
-            .fd
-            .get_debug_regs()
-            .map_err(registers.failed("KVM_GET_DEBUGREGS"))?;
-        debug.dr6 = dr6_of_guest(debug.dr6, dr6);
+        let before = self.registers.debug_registers()?.dr6;
+        self.inject_debug(dr6_of_guest(before, dr6))
+    }
+
+    /// Injects #DB in front of the instruction at RIP, as if the guest's own debug registers in `fired`, bits 0 to 3, had fired.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn inject_own_breakpoint(&mut self, fired: u64) -> Result<(), VcpuError> {
+        let before = self.registers.debug_registers()?.dr6;
+        let kept = (before & !DR6_FIRED) | DR6_CLEAR_CAUSES;
+        self.inject_debug(kept | fired & DR6_FIRED)
+    }
+
+    fn inject_debug(&mut self, dr6: u64) -> Result<(), VcpuError> {
+        let mut debug = self.registers.debug_registers()?;
+        debug.dr6 = dr6;
         debug.dr7 &= !DR7_GD;
-        registers
-            .fd
-            .set_debug_regs(&debug)
-            .map_err(registers.failed("KVM_SET_DEBUGREGS"))?;
+        self.registers.set_debug_registers(&debug)?;
         self.inject(Exception::DEBUG)
     }
 

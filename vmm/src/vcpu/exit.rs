@@ -54,7 +54,7 @@ impl StoppedVcpu<'_> {
         self.port_write = None;
         let injected = self.registers.injected_breakpoint.take();
         self.report_stall();
-        self.registers.forget_sregs();
+        self.registers.forget_registers();
         let entered = self.registers.fd.run();
         self.left_at = Some(LeftAt::now());
         let exit = match entered {

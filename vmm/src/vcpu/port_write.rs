@@ -65,7 +65,7 @@ impl StoppedVcpu<'_> {
 /// Lets KVM complete a port write. The guest executes no instruction.
 fn complete_port_write(registers: &mut VcpuRegisters<'_>) -> Result<(), VcpuError> {
     kick::request(registers.fd);
-    registers.forget_sregs();
+    registers.forget_registers();
     let entered = registers.fd.run();
     let refused = match entered {
         Err(error) if error.errno() == libc::EINTR => None,

@@ -3,7 +3,7 @@
 use std::arch::x86_64::__cpuid_count;
 
 use address::Gva;
-use kvm_bindings::{KVM_SYNC_X86_REGS, kvm_regs, kvm_sregs};
+use kvm_bindings::{KVM_SYNC_X86_REGS, kvm_debugregs, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::error::VcpuError;
@@ -26,6 +26,8 @@ pub struct VcpuRegisters<'a> {
     pub(super) injected_breakpoint: Option<Gva>,
     /// The system registers, if KVM was asked for them, and nothing can have changed them since.
     known_sregs: Option<kvm_sregs>,
+    /// The guest's debug registers, if KVM was asked for them since the guest has run.
+    known_debug_registers: Option<kvm_debugregs>,
 }
 
 impl<'a> VcpuRegisters<'a> {
@@ -40,6 +42,7 @@ impl<'a> VcpuRegisters<'a> {
             sync_regs,
             injected_breakpoint: None,
             known_sregs: None,
+            known_debug_registers: None,
         }
     }
 
@@ -116,6 +119,37 @@ impl<'a> VcpuRegisters<'a> {
     /// The system registers may change now.
     pub(super) fn forget_sregs(&mut self) {
         self.known_sregs = None;
+    }
+
+    /// The guest is about to run: each register may change now.
+    pub(super) fn forget_registers(&mut self) {
+        self.forget_sregs();
+        self.known_debug_registers = None;
+    }
+
+    /// The guest's own debug registers. KVM is asked once for an exit.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    pub fn debug_registers(&mut self) -> Result<kvm_debugregs, VcpuError> {
+        if let Some(registers) = self.known_debug_registers {
+            return Ok(registers);
+        }
+        let registers = self.fd.get_debug_regs();
+        let registers = registers.map_err(self.failed("KVM_GET_DEBUGREGS"))?;
+        self.known_debug_registers = Some(registers);
+        Ok(registers)
+    }
+
+    pub(super) fn set_debug_registers(
+        &mut self,
+        registers: &kvm_debugregs,
+    ) -> Result<(), VcpuError> {
+        self.known_debug_registers = None;
+        self.fd
+            .set_debug_regs(registers)
+            .map_err(self.failed("KVM_SET_DEBUGREGS"))
     }
 
     /// Sets the system registers: the result of [`VcpuRegisters::sregs`], changed. The bitmap of interrupts in the registers

@@ -85,7 +85,9 @@ impl Executor {
         decoded: &Decoded,
     ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
-            if self.detour.sends_back(decoded.at())
+            // An SVM reads the int3 before it injects #BP, which it cannot do on a hidden page.
+            if self.running.hides_plants()
+                || self.detour.sends_back(decoded.at())
                 || self.running.is_read_when_executed(plant, decoded)
             {
                 return Ok(HitOutcome::NeedsPause);

@@ -3,8 +3,9 @@
 use address::Gva;
 use events::Tier;
 use manifest::{ProbeConfig, ProbeSpec, Stealth};
-use text::Ran;
-use vmm::{Protection, Shadow};
+use text::testing::Injected;
+use text::{RFLAGS_RF, Ran};
+use vmm::{Protection, Shadow, kvm_debugregs};
 
 use super::uprobes::{protected, vcpu_at};
 use super::{ABILITIES, PLAIN, Rig, STACK, SyntheticKernel, gpa, one};
@@ -76,6 +77,60 @@ fn bytes_that_no_decoder_knows_are_hit_once_and_run_alone() {
     });
     stepped.expect("executed");
     assert_eq!((runs, rig.probe(0).hits), (1, 1));
+}
+
+#[test]
+fn breakpoint_of_the_guest_is_raised_in_front_of_the_hit() {
+    let (kernel, at) = one("f", &[0x90, 0x90, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:f"], HIDING);
+    let mut vcpu = vcpu_at(at);
+    // DR1 and DR2, enabled for execution: at the plant, and at the instruction behind.
+    vcpu.debug_registers = kvm_debugregs {
+        db: [0, at.0, at.0 + 1, 0],
+        dr7: 1 << 2 | 1 << 4,
+        ..kvm_debugregs::default()
+    };
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::Resume);
+    assert_eq!(vcpu.injected, [Injected::OwnBreakpoint(0b010)]);
+    assert_eq!((vcpu.regs.rip, rig.probe(0).hits), (at.0, 0));
+    // The guest's handler returns with RF.
+    vcpu.regs.rflags |= RFLAGS_RF;
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::Resume);
+    assert_eq!((vcpu.regs.rip, rig.probe(0).hits), (at.0 + 1, 1));
+    let behind = at.wrapping_add(1);
+    assert_eq!(exit(&rig, &mut vcpu, behind), HitOutcome::Resume);
+    assert_eq!(vcpu.injected[1..], [Injected::OwnBreakpoint(0b100)]);
+    assert_eq!(vcpu.regs.rip, behind.0);
+}
+
+#[test]
+fn breakpoint_that_the_processor_has_raised_is_not_raised_again() {
+    let (kernel, at) = one("f", &[0x90, 0x90, 0xc3]);
+    let abilities = Abilities {
+        breakpoint_before_fetch: true,
+        ..HIDING
+    };
+    let rig = Rig::with(&kernel, &["kprobe:f+0x2"], abilities);
+    let mut vcpu = vcpu_at(at);
+    // DR0 and DR1: at the first instruction of the exit, and at the second.
+    vcpu.debug_registers = kvm_debugregs {
+        db: [at.0, at.0 + 1, 0, 0],
+        dr7: 1 << 0 | 1 << 2,
+        ..kvm_debugregs::default()
+    };
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::Resume);
+    assert_eq!(vcpu.injected, [Injected::OwnBreakpoint(0b10)]);
+    assert_eq!(vcpu.regs.rip, at.0 + 1);
+}
+
+#[test]
+fn int3_of_the_guest_over_a_hidden_plant_runs_alone() {
+    let (kernel, at) = one("f", &[0x90, 0x90, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:f"], HIDING);
+    rig.memory.put(gpa(at), &[0xcc]);
+    let mut vcpu = vcpu_at(at);
+    assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::NeedsPause);
+    assert_eq!((vcpu.injected.len(), rig.probe(0).hits), (0, 1));
 }
 
 #[test]

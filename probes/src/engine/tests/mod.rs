@@ -108,6 +108,7 @@ const ABILITIES: Abilities = Abilities {
     stealth: manifest::Stealth::Writes,
     plant: PlantByte::Port,
     debug_execute: true,
+    breakpoint_before_fetch: false,
     int3_exits: false,
     int3_to_guest: true,
     holds_interrupts: true,
