@@ -83,7 +83,7 @@ fi
 # The engine's cases on VT-x and SVM, as many as there is time for, most with one kind of trap; `make rig-intel rig-amd` runs all. A Bochs
 # keeps one processor busy, and the sweep below one more: the faster of the two leaves it. With one vCPU: two that wait for each other take
 # Bochs minutes, and longer than that on SVM.
-cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/int3/1,ring3/int3/1,exits/int3/1,handlers/int3/1,raise/int3/1,handler-raise-swallowed/int3/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1,text-hidden/hidden/1
+cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/int3/1,ring3/int3/1,exits/int3/1,handlers/int3/1,raise/int3/1,handler-raise-swallowed/int3/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1,text-hidden/hidden/1,looks-kprobe/int3/1,looks-jump/auto/1
 readonly cases limit_s=900
 rigs=(intel amd)
 running=()

@@ -34,6 +34,8 @@
 //! | `bench1` `bench2` | one function of `bench.S` is called, by one processor or by two at the same time |
 //! | `record1` `record2` | the same with another function of `bench.S` |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if the sum differs from an earlier sum |
+//! | `ownkprobe` | (once) the guest puts an int3 over the nop of `fn_nop`, for good |
+//! | `look` | (once) the guest looks for traces of probes, and prints the values it has found |
 //! | `generated` | (once) the host's snippets in the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `hostile` | (once) the acts of [`hostile`] with seed N, by two processors, and an end chosen by the seed |
@@ -63,9 +65,9 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 32] = sources! {
+const SOURCES: [Source; 33] = sources! {
     "bench.S" "bench.c" "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
-    "guest.h" "hostile.c" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
+    "guest.h" "hostile.c" "interrupts.c" "leave.c" "link.ld" "looks.c" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
     "ring3.c" "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S" "watch.c"
 };
 

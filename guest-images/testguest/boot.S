@@ -146,7 +146,7 @@ second_start64:
 
 	.data
 	.balign 0x1000
-	.globl page_map, page_directory, page_table
+	.globl page_map, page_pointers, page_directory, page_table, apic_directory
 page_map:
 	.quad	page_pointers + TABLE
 	.fill	KERNEL_HALF_SLOT - 1, 8, 0

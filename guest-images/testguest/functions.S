@@ -42,7 +42,7 @@
 	.set	current_task, PERCPU_TASK
 	.set	cpu_number, PERCPU_NUMBER
 
-	.text
+	.section .text.functions, "ax"
 
 FUNCTION fn_nop
 	nop

@@ -174,11 +174,18 @@ int call_round(struct percpu *cpu, u64 rounds);
 int scenario_calls(u64 rounds);
 int scenario_recurse(u64 depth);
 int scenario_flags(u64 rounds);
+u64 sum_calls(void);
 void call_checked(const u8 *entry, struct registers *before, struct registers *after);
 
 /* text.c */
 int scenario_checksum(u64 argument);
 int scenario_selfpatch(u64 rounds);
+
+/* looks.c */
+void note_frame(const struct frame *frame);
+int looked(struct frame *frame);
+int scenario_ownkprobe(u64 argument);
+int scenario_look(u64 argument);
 
 /* traps.c */
 void load_traps(void);

@@ -61,6 +61,8 @@ static const struct scenario scenarios[] = {
 	{ "bench2", scenario_bench2, 100 },
 	{ "record1", scenario_record1, 100 },
 	{ "record2", scenario_record2, 100 },
+	{ "ownkprobe", scenario_ownkprobe, 0 },
+	{ "look", scenario_look, 0 },
 	{ "generated", scenario_generated, 0 },
 	{ "hostile", scenario_hostile, 1 },
 	{ "panic", scenario_panic, 0 },

@@ -98,6 +98,9 @@ void trap(struct frame *frame)
 {
 	int from_user = frame->cs & 3;
 
+	note_frame(frame);
+	if (looked(frame))
+		return;
 	if (frame->vector == VECTOR_UD && from_user && frame->rip == (u64)user_leave)
 		leave_user(frame->rdi);
 	if (frame->vector == VECTOR_BP &&

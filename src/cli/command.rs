@@ -106,6 +106,9 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Say, too, which levels of `--stealth` this host has, and what a guest finds at each that looks for probes
+    #[arg(long)]
+    pub(crate) stealth: bool,
     /// One JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,

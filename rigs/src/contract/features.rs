@@ -245,6 +245,16 @@ pub const FEATURES: &[Feature] = &[
         "stealth reads: the guest reads its own bytes in probed code, all hits are counted",
         &["text-hidden"],
     ),
+    feature(
+        "a guest that looks for probes finds the documented traces, and no other",
+        &[
+            "looks-unprobed",
+            "looks-kprobe",
+            "looks-kretprobe",
+            "looks-jump",
+            "looks-watch",
+        ],
+    ),
 ];
 
 #[cfg(test)]

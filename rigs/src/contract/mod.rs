@@ -16,6 +16,7 @@ mod generated;
 mod guest;
 mod handlers;
 mod live;
+mod looks;
 mod meddling;
 mod observer;
 mod optimised;
@@ -71,7 +72,7 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 14] = [
+    const ALL: [&[Case]; 15] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
@@ -86,6 +87,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         &control::CASES,
         &watch::CASES,
         &watch_reads::CASES,
+        &looks::CASES,
     ];
     ALL.into_iter().flatten()
 }

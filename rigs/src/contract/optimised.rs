@@ -35,7 +35,7 @@ pub(super) const CASES: [Case; 10] = [
 ];
 
 /// Functions whose first instruction has room for a jump, and does the same in a detour.
-const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
+pub(super) const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
 
 /// Functions whose first instruction has no room for a jump.
 const SHORT: [&str; 3] = ["fn_push", "fn_xor", "fn_mov"];
@@ -46,7 +46,7 @@ const LONGER_AND_LONGER: [u32; 3] = [200, 2000, 20_000];
 /// The time for which the guest runs undisturbed between two changes.
 const TURN: Duration = Duration::from_millis(2);
 
-fn counts(function: &str) -> ProbeConfig<EngineAction> {
+pub(super) fn counts(function: &str) -> ProbeConfig<EngineAction> {
     ProbeConfig {
         action: Action::Count.into(),
         ..new(&format!("kprobe:{function}"))

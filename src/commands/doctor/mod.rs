@@ -3,10 +3,12 @@
 mod kvm;
 mod nested;
 mod sandbox;
+mod stealth;
 mod table;
 
 use std::io::{self, IsTerminal as _, Write};
 
+use manifest::Stealth;
 use outer::Qemu;
 use serde::Serialize;
 use thiserror::Error;
@@ -57,6 +59,8 @@ pub(crate) enum Group {
     Nested,
     /// The mechanisms that confine a run.
     Sandbox,
+    /// The levels of `--stealth`.
+    Stealth,
 }
 
 /// One line of the table.
@@ -97,6 +101,19 @@ impl Check {
     }
 }
 
+/// A look of a guest at the traces of a kind of probe.
+#[derive(Debug, Serialize)]
+struct Trace {
+    /// The name of the look.
+    look: &'static str,
+    /// The code with the least rights that can look.
+    looker: &'static str,
+    level: Stealth,
+    /// The kind of probe.
+    probe: &'static str,
+    seen: bool,
+}
+
 /// All findings.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -105,11 +122,14 @@ struct Report {
     accel: Option<&'static str>,
     /// The reason, in a sentence.
     why: String,
+    /// What a guest finds that looks for probes, with `--stealth`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traces: Option<Vec<Trace>>,
 }
 
 /// Checks the host and prints the findings. If nothing can run here, the exit is a failure.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, DoctorError> {
-    let report = examine();
+    let report = examine(args.stealth);
     let mut out = io::stdout().lock();
     let written = if args.json {
         serde_json::to_writer(&mut out, &report)
@@ -125,7 +145,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, DoctorError> {
     }
 }
 
-fn examine() -> Report {
+fn examine(stealth: bool) -> Report {
     let opened = Host::open();
     let mut checks = kvm::device(&opened);
     let facts = match opened {
@@ -140,6 +160,9 @@ fn examine() -> Report {
     let qemu = Qemu::find();
     checks.extend(nested::checks(&qemu));
     checks.extend(sandbox::checks());
+    if stealth {
+        checks.extend(stealth::checks(&facts));
+    }
     let choice = choose(&facts, || qemu);
     Report {
         checks,
@@ -149,5 +172,6 @@ fn examine() -> Report {
             Choice::Neither { .. } => None,
         },
         why: choice.to_string(),
+        traces: stealth.then(stealth::traces),
     }
 }

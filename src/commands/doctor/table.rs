@@ -35,7 +35,21 @@ pub(super) fn write(report: &Report, style: Style, out: &mut impl Write) -> io::
     let used = report.accel.unwrap_or("nothing");
     writeln!(out)?;
     writeln!(out, "--accel auto uses {}", style.paint(Ink::Strong, used))?;
-    writeln!(out, "{}", report.why)
+    writeln!(out, "{}", report.why)?;
+    if report.traces.is_some() {
+        let heading = "What a guest finds that looks for probes";
+        writeln!(out, "\n{}", style.paint(Ink::Strong, heading))?;
+        write!(
+            out,
+            "{}",
+            invisibility::table().replace("**seen**", "seen    ")
+        )?;
+        writeln!(
+            out,
+            "Any program sees the time of a hit: an exit takes microseconds."
+        )?;
+    }
+    Ok(())
 }
 
 const fn heading(group: Group) -> &'static str {
@@ -45,6 +59,7 @@ const fn heading(group: Group) -> &'static str {
         Group::SelfTest => "What it does when it is tried",
         Group::Nested => "Nested",
         Group::Sandbox => "Sandbox",
+        Group::Stealth => "Levels of --stealth",
     }
 }
 
@@ -64,6 +79,7 @@ mod tests {
             ],
             accel: Some("kvm"),
             why: "because".to_owned(),
+            traces: None,
         };
         let mut out = Vec::new();
         write(&report, Style::plain(), &mut out).expect("write");

@@ -1,0 +1,43 @@
+//! The levels of `--stealth` on this host, and what a guest finds at each.
+
+use invisibility::{LOOKS, columns, is_seen};
+use manifest::{Stealth, Word as _};
+use vmm::HostFacts;
+
+use super::Verdict::No;
+use super::{Check, Group, Trace};
+use crate::nested::Unusable;
+
+/// All looks, in the order of the table.
+pub(super) fn traces() -> Vec<Trace> {
+    let of_look = |look: invisibility::Look| {
+        columns().map(move |(level, kind)| Trace {
+            look: look.name(),
+            looker: look.looker().words(),
+            level,
+            probe: kind.words(),
+            seen: is_seen(look, kind, level),
+        })
+    };
+    LOOKS.into_iter().flat_map(of_look).collect()
+}
+
+/// Which levels this host's KVM has.
+pub(super) fn checks(facts: &Result<HostFacts, Unusable>) -> Vec<Check> {
+    let Ok(facts) = facts else {
+        return Vec::new();
+    };
+    let check = |level: Stealth| Check::new(Group::Stealth, level.word(), level.word());
+    let plants = facts.int3.is_usable() || facts.port.is_usable();
+    let writes = check(Stealth::Writes);
+    let reads = check(Stealth::Reads);
+    vec![
+        match plants {
+            true => writes.found("plants and jumps; the default"),
+            false => writes
+                .found("does not work")
+                .verdict(No, "no byte exits that could be planted"),
+        },
+        reads.found("any number of instructions; code on their pages is slow"),
+    ]
+}
