@@ -6,7 +6,7 @@ use manifest::{Stealth, Word as _};
 
 use crate::{KINDS, Kind, LEVELS, LOOKS, is_seen};
 
-/// The columns: each kind at each level. Watchpoints are the same at all levels.
+/// The columns: each kind at each level. A watchpoint does not depend on the level, and has the column of the default level.
 pub fn columns() -> impl Iterator<Item = (Stealth, Kind)> {
     let all = LEVELS
         .into_iter()

@@ -63,11 +63,11 @@ impl ProtectedAccesses {
         let mut at = at;
         let mut fetched = FetchedPage::default();
         for number in 0..MOST_EMULATED {
+            let state = vcpu.system_state()?;
             let is_over = self.breakpoints_are_over(vcpu, number)?;
-            if !is_over && raise_own_breakpoint(vcpu, at)? {
+            if !is_over && is_64_bit(&state) && raise_own_breakpoint(vcpu, at)? {
                 return Ok(HitOutcome::Resume);
             }
-            let state = vcpu.system_state()?;
             let Some((decoded, spot)) = self.next_instruction(&state, at, &mut fetched) else {
                 return match number {
                     0 => self.on_undecoded(vcpu, &state, at),
@@ -254,11 +254,12 @@ impl ProtectedAccesses {
             return Ok(HitOutcome::NotOurs);
         }
         let at = Gva(vcpu.regs()?.rip);
-        let is_over = self.breakpoints_are_over(vcpu, 0)?;
-        if !is_over && raise_own_breakpoint(vcpu, at)? {
+        let state = vcpu.system_state()?;
+        // An event that KVM delivers again comes first.
+        let may_raise = is_64_bit(&state) && vcpu.undelivered_event()?.is_none();
+        if may_raise && !self.breakpoints_are_over(vcpu, 0)? && raise_own_breakpoint(vcpu, at)? {
             return Ok(HitOutcome::Resume);
         }
-        let state = vcpu.system_state()?;
         let Some((decoded, spot)) = self.instruction_at(&state, at) else {
             return self.on_undecoded(vcpu, &state, at);
         };

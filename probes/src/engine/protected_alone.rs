@@ -236,7 +236,7 @@ impl ProtectedAccesses {
             return Ok((Executed::Many, InPlace::Unknown));
         };
         let own = OwnBreakpoints::new(vcpu.debug_registers()?);
-        if own.at_instruction(at) != 0 {
+        if is_64_bit(&state) && own.at_instruction(at) != 0 {
             // The breakpoint has fired, and is not to fire again.
             let mut regs = vcpu.regs()?;
             regs.rflags |= RFLAGS_RF;

@@ -16,6 +16,11 @@ pub(super) const CASES: [Case; 5] = [
         let unprobed = look(here).run();
         let again = look(here).run();
         assert_eq!(differing(&again, &unprobed), BTreeSet::new());
+        let values = found(&unprobed);
+        assert_ne!(values[Look::OwnBreakpoints.name()], 0);
+        assert_ne!(values[Look::OwnInt3.name()], 0);
+        let breaks_at_data = values[Look::OwnWatchpoints.name()] != 0;
+        assert!(breaks_at_data || !here.bench.facts().debug_data);
         // The guest sees its own kprobe.
         let own = here.guest(&format!("run=ownkprobe,{LOOKED}"));
         let seen = differing(&own.with([]).run(), &unprobed);

@@ -1,6 +1,6 @@
 //! The levels of `--stealth` on this host, and what a guest finds at each.
 
-use invisibility::{LOOKS, columns, is_seen};
+use invisibility::{LEVELS, LOOKS, columns, is_seen};
 use manifest::{Stealth, Word as _};
 use vmm::HostFacts;
 
@@ -28,16 +28,20 @@ pub(super) fn checks(facts: &Result<HostFacts, Unusable>) -> Vec<Check> {
         return Vec::new();
     };
     let check = |level: Stealth| Check::new(Group::Stealth, level.word(), level.word());
+    // Stops of instructions that run alone are planted at each level.
     let plants = facts.int3.is_usable() || facts.port.is_usable();
-    let writes = check(Stealth::Writes);
-    let reads = check(Stealth::Reads);
-    vec![
-        match plants {
-            true => writes.found("plants and jumps; the default"),
-            false => writes
-                .found("does not work")
-                .verdict(No, "no byte exits that could be planted"),
-        },
-        reads.found("any number of instructions; code on their pages is slow"),
-    ]
+    let obstacle = match facts.obstacle() {
+        Some(obstacle) => Some(obstacle.to_string()),
+        None if !plants => Some("no byte exits that could be planted".to_owned()),
+        None => None,
+    };
+    let found = |level: Stealth| match level {
+        Stealth::Writes => "plants and jumps; the default",
+        Stealth::Reads => "any number of instructions; code on their pages is slow",
+    };
+    let of_level = |level: Stealth| match &obstacle {
+        None => check(level).found(found(level)),
+        Some(why) => check(level).found("does not work").verdict(No, why.clone()),
+    };
+    LEVELS.into_iter().map(of_level).collect()
 }

@@ -45,7 +45,8 @@ pub fn pass(
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
-    // Every instruction clears the flag; an instruction that loads the flag sets it later.
+    // Every instruction that is executed clears the flag; an instruction that loads the flag sets it later.
+    let resume_flag = regs.rflags & RFLAGS_RF;
     regs.rflags &= !RFLAGS_RF;
     if let Some(access) = port_access(decoded) {
         return pass_port_access(vcpu, regs, decoded, access);
@@ -67,7 +68,8 @@ pub fn pass(
         }
         Outcome::Fault(fault) => match page_fault(fault, privilege) {
             Some((address, error_code)) => {
-                let regs = cpu.regs;
+                let mut regs = cpu.regs;
+                regs.rflags |= resume_flag;
                 vcpu.set_regs(&regs)?;
                 Ok(Passed::Faulted(InstructionFault {
                     vector: PAGE_FAULT,

@@ -87,6 +87,11 @@ const fn dr6_of_guest(before: u64, reported: u64) -> u64 {
     (kept | reported & DR6_OWN_CAUSES) & (reported | !DR6_CLEAR_CAUSES)
 }
 
+/// DR6 after the guest's own debug registers in `fired` have fired, computed from DR6 `before`. Other causes stay until the guest clears them.
+const fn dr6_of_own_breakpoint(before: u64, fired: u64) -> u64 {
+    (before & !DR6_FIRED) | DR6_CLEAR_CAUSES | fired & DR6_FIRED
+}
+
 impl StoppedVcpu<'_> {
     /// Injects the guest's own debug exception, reported by KVM with `dr6` at the linear address `pc`.
     ///
@@ -126,8 +131,7 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses.
     pub fn inject_own_breakpoint(&mut self, fired: u64) -> Result<(), VcpuError> {
         let before = self.registers.debug_registers()?.dr6;
-        let kept = (before & !DR6_FIRED) | DR6_CLEAR_CAUSES;
-        self.inject_debug(kept | fired & DR6_FIRED)
+        self.inject_debug(dr6_of_own_breakpoint(before, fired))
     }
 
     fn inject_debug(&mut self, dr6: u64) -> Result<(), VcpuError> {
@@ -248,5 +252,13 @@ mod tests {
             dr6_of_guest(UNTOLD, UNTOLD & !(1 << 11)),
             UNTOLD & !(1 << 11)
         );
+    }
+
+    #[test]
+    fn dr6_of_own_breakpoint_names_the_registers_that_fired_last() {
+        assert_eq!(dr6_of_own_breakpoint(UNTOLD, 0b100), UNTOLD | 0b100);
+        assert_eq!(dr6_of_own_breakpoint(UNTOLD | 0b11, 0b100), UNTOLD | 0b100);
+        let stepped = UNTOLD | DR6_STEPPED;
+        assert_eq!(dr6_of_own_breakpoint(stepped, 1), stepped | 1);
     }
 }

@@ -113,8 +113,9 @@ impl Executor {
                 if offered.changed {
                     vcpu.set_regs(&offered.regs)?;
                 }
-                if offered.outcome == FaultOutcome::ToGuest {
-                    vcpu.inject(fault)?;
+                match offered.outcome {
+                    FaultOutcome::ToGuest => vcpu.inject(fault)?,
+                    FaultOutcome::Swallowed => clear_resume_flag(vcpu)?,
                 }
                 Ok(HitOutcome::Resume)
             }

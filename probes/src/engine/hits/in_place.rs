@@ -12,7 +12,7 @@ use introspect::{Gate, Idt, InterruptFrame, PagingState, walk};
 use text::{GuestError, InstructionFault, Paused, Planter, Ran, Spot, To, Vcpu, next_places};
 use vmm::{kvm_regs, kvm_sregs};
 
-use crate::engine::hits::executor::Executor;
+use crate::engine::hits::executor::{Executor, clear_resume_flag};
 use crate::handler::FaultOutcome;
 use crate::plant_table::Plant;
 use crate::registry::Purpose;
@@ -270,6 +270,9 @@ impl Executor {
         if offered.outcome == FaultOutcome::Swallowed || offered.changed {
             vcpu.set_sregs(sregs)?;
             vcpu.set_regs(&offered.regs)?;
+        }
+        if offered.outcome == FaultOutcome::Swallowed {
+            clear_resume_flag(vcpu)?;
         }
         if offered.outcome == FaultOutcome::ToGuest && offered.changed {
             vcpu.inject(fault)?;

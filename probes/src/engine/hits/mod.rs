@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{Detour, LeftAt};
-use text::{GuestError, PlantByte, Vcpu};
+use text::{GuestError, PlantByte, RFLAGS_RF, Vcpu};
 
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::hits::executor::Executor;
@@ -237,8 +237,10 @@ impl Hits {
         if let Some(value) = answer.filter(|_| !resumes) {
             resumes = self.readers.answer_call(&mut hit, value);
         }
-        if !resumes {
-            hit.regs.rip = rip;
+        match resumes {
+            // The flag belongs to the instruction that is not executed.
+            true => hit.regs.rflags &= !RFLAGS_RF,
+            false => hit.regs.rip = rip,
         }
         if hit.changed || resumes {
             hit.vcpu.set_regs(&hit.regs)?;

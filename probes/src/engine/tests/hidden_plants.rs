@@ -124,6 +124,33 @@ fn breakpoint_that_the_processor_has_raised_is_not_raised_again() {
 }
 
 #[test]
+fn breakpoint_that_has_fired_does_not_fire_where_the_instruction_runs_alone() {
+    // `cpuid`, for the hardware.
+    let (kernel, at) = one("f", &[0x0f, 0xa2, 0xc3]);
+    let abilities = Abilities {
+        breakpoint_before_fetch: true,
+        ..HIDING
+    };
+    for (dr7, flag) in [(0, 0), (1, RFLAGS_RF)] {
+        let rig = Rig::with(&kernel, &["kprobe:f"], abilities);
+        let mut vcpu = vcpu_at(at);
+        vcpu.debug_registers.db[0] = at.0;
+        vcpu.debug_registers.dr7 = dr7;
+        assert_eq!(exit(&rig, &mut vcpu, at), HitOutcome::NeedsPause);
+        let accesses = &rig.engine.protected_accesses;
+        let mut flags = None;
+        accesses
+            .on_paused_hidden_plant(&mut vcpu, &rig.paused, at, |vcpu, _| {
+                flags = Some(vcpu.regs.rflags & RFLAGS_RF);
+                vcpu.regs.rip += 2;
+                Ok(Ran::At(Gva(vcpu.regs.rip)))
+            })
+            .expect("executed");
+        assert_eq!((flags, rig.probe(0).hits), (Some(flag), 1));
+    }
+}
+
+#[test]
 fn int3_of_the_guest_over_a_hidden_plant_runs_alone() {
     let (kernel, at) = one("f", &[0x90, 0x90, 0xc3]);
     let rig = Rig::with(&kernel, &["kprobe:f"], HIDING);
