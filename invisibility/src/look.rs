@@ -87,8 +87,8 @@ looks! {
     DebugRegisters = "debug-registers", Kernel, "the debug registers";
     /// A breakpoint of the guest's own in a debug register, at a probed instruction.
     OwnBreakpoints = "own-breakpoints", Root, "the guest's own hardware breakpoint at a probed instruction";
-    /// A data breakpoint of the guest's own, on watched data.
-    OwnWatchpoints = "own-watchpoints", Root, "the guest's own hardware watchpoint on watched data";
+    /// A data breakpoint of the guest's own, on data that a probed instruction writes.
+    OwnWatchpoints = "own-watchpoints", Root, "the guest's own hardware watchpoint at an emulated access";
     /// An `int3` of the guest's own at a probed instruction.
     OwnInt3 = "own-int3", Root, "the guest's own kprobe at a probed instruction";
     /// The interrupt table.

@@ -256,8 +256,11 @@ impl ProtectedAccesses {
         let at = Gva(vcpu.regs()?.rip);
         let state = vcpu.system_state()?;
         // An event that KVM delivers again comes first.
-        let may_raise = is_64_bit(&state) && vcpu.undelivered_event()?.is_none();
-        if may_raise && !self.breakpoints_are_over(vcpu, 0)? && raise_own_breakpoint(vcpu, at)? {
+        if is_64_bit(&state)
+            && !self.breakpoints_are_over(vcpu, 0)?
+            && vcpu.undelivered_event()?.is_none()
+            && raise_own_breakpoint(vcpu, at)?
+        {
             return Ok(HitOutcome::Resume);
         }
         let Some((decoded, spot)) = self.instruction_at(&state, at) else {
