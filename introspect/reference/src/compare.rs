@@ -4,7 +4,7 @@ use iced_x86::{Instruction, Mnemonic, OpKind, RflagsBits};
 use introspect::insn::{Features, Outcome, Vendor, emulate};
 
 use crate::generate::{Case, Layout};
-use crate::{After, Machine, Native, Region};
+use crate::{After, End, Machine, Native, Region};
 
 /// The differences between the emulator and the processor, in words.
 #[derive(Debug)]
@@ -33,15 +33,42 @@ pub fn both(case: &Case, layout: &Layout, native: &mut Native) -> Option<Result<
     let emulated = After {
         gprs: machine.gprs,
         rflags: machine.rflags,
-        branched,
+        end: match branched {
+            true => End::Target,
+            false => End::Behind,
+        },
     };
     let mut data = case.data.clone();
     let real = native.run(case.decoded.bytes(), case.gprs, case.rflags, &mut data);
     let agree = agree(case, &emulated, &real) && data == machine.memory[0].bytes;
     Some(match agree {
         true => Ok(()),
-        false => Err(Disagreement(describe(case, &emulated, &real))),
+        false => {
+            let again = match real.end {
+                End::Fault(_) => after_fault(case, native),
+                End::Behind | End::Target => String::new(),
+            };
+            Err(Disagreement(describe(case, &emulated, &real) + &again))
+        }
     })
+}
+
+/// The number of runs after a fault.
+const RUNS_AFTER_FAULT: usize = 100;
+
+/// Whether a fault occurs again: if it does not, the host has changed the processor's state during the first run.
+fn after_fault(case: &Case, native: &mut Native) -> String {
+    let faults = (0..RUNS_AFTER_FAULT)
+        .filter(|_| {
+            let mut data = case.data.clone();
+            let real = native.run(case.decoded.bytes(), case.gprs, case.rflags, &mut data);
+            matches!(real.end, End::Fault(_))
+        })
+        .count();
+    let (data, gs) = (native.data(), native.gs_base());
+    format!(
+        "  data at {data:#x}, base of GS {gs:#x}; {faults} of {RUNS_AFTER_FAULT} more runs faulted\n"
+    )
 }
 
 /// The emulator's machine for the case.
@@ -73,7 +100,7 @@ fn machine_of(case: &Case, layout: &Layout) -> Machine {
 fn agree(case: &Case, emulated: &After, real: &After) -> bool {
     let defined = !undefined_flags(case);
     emulated.gprs == real.gprs
-        && emulated.branched == real.branched
+        && emulated.end == real.end
         && emulated.rflags & defined == real.rflags & defined
 }
 
@@ -117,6 +144,6 @@ fn describe(case: &Case, emulated: &After, real: &After) -> String {
         }
     }
     let (ours, theirs) = (emulated.rflags, real.rflags);
-    let (branched, really) = (emulated.branched, real.branched);
-    text + &format!("  flags {ours:#x}, not {theirs:#x}; branched {branched}, really {really}\n")
+    let (end, really) = (emulated.end, real.end);
+    text + &format!("  flags {ours:#x}, not {theirs:#x}; comes out at {end:?}, really {really:?}\n")
 }

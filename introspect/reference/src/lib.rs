@@ -6,11 +6,13 @@
 //! * [`compare`]: both processors on the same case.
 
 pub mod compare;
+mod faults;
 pub mod generate;
 mod machine;
 mod native;
 mod random;
 
+pub use faults::HostFault;
 pub use machine::{Machine, Region, assembled};
-pub use native::{After, Native};
+pub use native::{After, End, Native};
 pub use random::Random;

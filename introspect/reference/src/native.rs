@@ -7,6 +7,8 @@ use std::ptr;
 use address::PAGE_LEN;
 use std::sync::{Mutex, MutexGuard};
 
+use crate::faults::{FaultHandlers, HostFault};
+
 /// The offsets on the code page of the instruction and of the branch target.
 const INSTRUCTION_OFFSET: usize = 0x100;
 const TARGET_OFFSET: usize = 0x180;
@@ -18,7 +20,7 @@ struct Context {
     rflags: u64,
     host_rsp: u64,
     instruction: u64,
-    /// Set by the reached stub: 1 behind the instruction, 2 at the branch target.
+    /// Set by the reached stub: 1 behind the instruction, 2 at the branch target; 0 after a fault.
     reached: u64,
 }
 
@@ -70,6 +72,8 @@ std::arch::global_asm!(
     ".globl hyprobe_test_leave_target",
     "hyprobe_test_leave_target:",
     "mov qword ptr [rip + {context} + 152], 2",
+    ".globl hyprobe_test_leave_fault",
+    "hyprobe_test_leave_fault:",
     "2:",
     "mov [rip + {context} + 0], rax",
     "mov [rip + {context} + 8], rcx",
@@ -105,6 +109,7 @@ unsafe extern "C" {
     fn hyprobe_test_enter();
     fn hyprobe_test_leave_behind();
     fn hyprobe_test_leave_target();
+    fn hyprobe_test_leave_fault();
 }
 
 /// The processor's state after an instruction.
@@ -114,8 +119,19 @@ pub struct After {
     pub gprs: [u64; 16],
     /// The flags.
     pub rflags: u64,
-    /// Whether the instruction branched to [`Native::target`].
-    pub branched: bool,
+    /// The place at which the run came out.
+    pub end: End,
+}
+
+/// The end of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Behind the instruction.
+    Behind,
+    /// At [`Native::target`].
+    Target,
+    /// The instruction raised an exception.
+    Fault(HostFault),
 }
 
 /// The host's processor, with a page to run code from and memory for the code to work on.
@@ -126,11 +142,12 @@ pub struct Native {
     code: *mut u8,
     data: *mut u8,
     data_bytes: usize,
+    faults: FaultHandlers,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Native {
-    /// Maps the memory; a single value exists at a time.
+    /// Maps the memory, and handles this thread's faults; a single value exists at a time.
     ///
     /// # Panics
     ///
@@ -149,10 +166,12 @@ impl Native {
         // which nothing in a 64-bit Linux program uses.
         let done = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, data) };
         assert_eq!(done, 0, "the base of GS cannot be set");
+        let leave = hyprobe_test_leave_fault as *const () as u64;
         let native = Self {
             code,
             data,
             data_bytes,
+            faults: FaultHandlers::new(code as u64, leave),
             _alone: alone,
         };
         native.put_stub(TARGET_OFFSET, hyprobe_test_leave_target as *const () as u64);
@@ -174,8 +193,18 @@ impl Native {
         self.data as u64
     }
 
-    /// Runs an instruction that neither faults nor goes, reads or writes anywhere but where
-    /// this type says; `data` is copied in before and out after.
+    /// The base of GS of this thread: the data's address, unless the host has lost it.
+    pub fn gs_base(&self) -> u64 {
+        const ARCH_GET_GS: libc::c_int = 0x1004;
+        let mut base = 0u64;
+        // SAFETY: the call writes the base of GS into `base`.
+        let done = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_GS, &raw mut base) };
+        assert_eq!(done, 0, "the base of GS cannot be read");
+        base
+    }
+
+    /// Runs an instruction that goes, reads and writes nowhere but where this type says;
+    /// `data` is copied in before and out after.
     ///
     /// # Panics
     ///
@@ -202,7 +231,7 @@ impl Native {
         let context = &raw mut CONTEXT;
         // SAFETY: `IN_USE` is held, so nobody else has the context. The function keeps the C
         // calling convention, given that the instruction meets this method's contract: it
-        // comes out at one of the two stubs, and the stack it ran on is part of the data.
+        // comes out at one of the two stubs or faults, and the stack it ran on is part of the data.
         let after = unsafe {
             let instruction = self.instruction();
             context.write(Context {
@@ -217,10 +246,15 @@ impl Native {
         };
         // SAFETY: as above; the instruction may have changed what is copied.
         unsafe { ptr::copy(self.data, data.as_mut_ptr(), data.len()) };
+        let end = match self.faults.take() {
+            Some(fault) => End::Fault(fault),
+            None if after.reached == 2 => End::Target,
+            None => End::Behind,
+        };
         After {
             gprs: after.gprs,
             rflags: after.rflags,
-            branched: after.reached == 2,
+            end,
         }
     }
 
@@ -243,10 +277,42 @@ impl Drop for Native {
     }
 }
 
-fn map(bytes: usize, protection: libc::c_int) -> *mut u8 {
+pub(super) fn map(bytes: usize, protection: libc::c_int) -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT;
     // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
     let mapped = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     assert_ne!(mapped, libc::MAP_FAILED, "cannot map memory for code");
     mapped.cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA_BYTES: usize = 64;
+
+    fn end(native: &mut Native, bytes: &[u8], gprs: [u64; 16]) -> End {
+        native.run(bytes, gprs, 0x202, &mut [0; DATA_BYTES]).end
+    }
+
+    #[test]
+    fn fault_is_the_end_of_one_run() {
+        let mut native = Native::new(DATA_BYTES);
+        // RSP has no stack in any run.
+        let gprs = [16; 16];
+        let undefined = end(&mut native, &[0x0f, 0x0b], gprs);
+        assert!(
+            matches!(undefined, End::Fault(HostFault { signal, .. }) if signal == libc::SIGILL)
+        );
+        // mov rax, [rcx]
+        let not_mapped = HostFault {
+            signal: libc::SIGSEGV,
+            at: 16,
+        };
+        assert_eq!(
+            end(&mut native, &[0x48, 0x8b, 0x01], gprs),
+            End::Fault(not_mapped)
+        );
+        assert_eq!(end(&mut native, &[0x90], gprs), End::Behind);
+    }
 }
