@@ -34,6 +34,7 @@
 //! | `bench1` `bench2` | one function of `bench.S` is called, by one processor or by two at the same time |
 //! | `record1` `record2` | the same with another function of `bench.S` |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if the sum differs from an earlier sum |
+//! | `textsmp` | one processor reads the text in four ways, and another calls as `calls` at the same time; fails if the sums differ |
 //! | `ownkprobe` | (once) the guest puts an int3 over the nop of `fn_nop`, for good |
 //! | `look` | (once) the guest looks for traces of probes, and prints the values it has found |
 //! | `generated` | (once) the host's snippets in the slots run, from the initrd's records |

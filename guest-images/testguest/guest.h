@@ -178,6 +178,12 @@ u64 sum_calls(void);
 void call_checked(const u8 *entry, struct registers *before, struct registers *after);
 
 /* text.c */
+u64 mix(u64 sum, u64 word);
+u64 sum_words(const volatile u64 *from, const volatile u64 *to);
+u64 sum_text_at(u64 half);
+u64 sum_text_copy(void);
+u64 sum_text_vectors(void);
+int scenario_textsmp(u64 rounds);
 int scenario_checksum(u64 argument);
 int scenario_selfpatch(u64 rounds);
 

@@ -25,6 +25,7 @@ static const struct scenario scenarios[] = {
 	{ "recurse", scenario_recurse, 10 },
 	{ "flags", scenario_flags, 8 },
 	{ "checksum", scenario_checksum, 0 },
+	{ "textsmp", scenario_textsmp, 2 },
 	{ "selfpatch", scenario_selfpatch, 1 },
 	{ "int3", scenario_int3, 3 },
 	{ "linuxint3", scenario_linuxint3, 0 },

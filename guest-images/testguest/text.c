@@ -4,23 +4,101 @@
 
 extern u8 text_start[], text_end[], fn_patched[];
 
+#define CR4_OSFXSR 0x200ul
+#define TEXT_LIMIT 0x10000 /* also in link.ld */
 #define PATCH_BYTES 8
 
-/* The same function is in src/testguest.rs, where it reads the text from the file. */
-static u64 checksum_text(void)
+static u8 copied[TEXT_LIMIT] __attribute__((aligned(16)));
+
+u64 mix(u64 sum, u64 word)
+{
+	return (sum << 7 | sum >> 57) ^ word;
+}
+
+u64 sum_words(const volatile u64 *from, const volatile u64 *to)
 {
 	u64 sum = 0;
 
-	for (const volatile u64 *word = (u64 *)text_start; word < (u64 *)text_end; word++)
-		sum = (sum << 7 | sum >> 57) ^ *word;
+	while (from < to)
+		sum = mix(sum, *from++);
 	return sum;
+}
+
+static u64 text_bytes(void)
+{
+	return (u64)(text_end - text_start);
+}
+
+u64 sum_text_at(u64 half)
+{
+	return sum_words((u64 *)(half + (u64)text_start), (u64 *)(half + (u64)text_end));
+}
+
+static u64 sum_copied(void)
+{
+	return sum_words((u64 *)copied, (u64 *)(copied + text_bytes()));
+}
+
+u64 sum_text_copy(void)
+{
+	u8 *to = copied;
+	const u8 *from = text_start;
+	u64 count = text_bytes() / 8;
+
+	__asm__ volatile("rep movsq" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
+	return sum_copied();
+}
+
+u64 sum_text_vectors(void)
+{
+	u64 cr4;
+
+	__asm__ volatile("mov %%cr4, %0" : "=r"(cr4));
+	__asm__ volatile("mov %0, %%cr4" : : "r"(cr4 | CR4_OSFXSR));
+	/* All of the text: both ends are multiples of 8, and the last load may begin inside another. */
+	for (u64 at = 0; at < text_bytes(); at += 16) {
+		u64 from = at + 16 > text_bytes() ? text_bytes() - 16 : at;
+
+		__asm__ volatile("movups (%0), %%xmm0\n\tmovups %%xmm0, (%1)"
+				 :
+				 : "r"(text_start + from), "r"(copied + from)
+				 : "memory");
+	}
+	__asm__ volatile("mov %0, %%cr4" : : "r"(cr4));
+	return sum_copied();
+}
+
+/* The second processor calls every function, while the first reads the text in each of its ways. */
+static int read_or_call(struct percpu *cpu, u64 rounds)
+{
+	u64 sum;
+
+	if (cpu != &percpus[0])
+		return call_round(cpu, rounds);
+	sum = sum_text_at(0);
+	for (u64 round = 0; round < rounds; round++)
+		if (sum_text_at(0) != sum || sum_text_at(KERNEL_HALF) != sum ||
+		    sum_text_copy() != sum || sum_text_vectors() != sum)
+			return fail("textsmp", "the text is not the same in every way");
+	return 0;
+}
+
+int scenario_textsmp(u64 rounds)
+{
+	if (run_on_both("textsmp", read_or_call, rounds))
+		return 1;
+	begin_ok("textsmp");
+	put_field(" rounds=", rounds);
+	put_hex_field(" sum=", sum_text_at(0));
+	end_line();
+	return 0;
 }
 
 int scenario_checksum(u64 argument)
 {
 	static u64 first;
 	static int known;
-	u64 sum = checksum_text();
+	u64 sum = sum_text_at(0);
 
 	(void)argument;
 	if (known && sum != first) {
