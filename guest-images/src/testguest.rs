@@ -16,6 +16,7 @@
 //! | `int1` | `user_int1` executes `int1` three times in ring 3, after `st_patched` was written to; each raises #DB |
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers `syscall` |
 //! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
+//! | `userjump` | a program in ring 3 jumps to `fn_push` with the kernel's memory as its stack; each jump must fault, and write nothing |
 //! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
 //! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled, after `st_patched` was written to |
 //! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |

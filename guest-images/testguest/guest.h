@@ -208,7 +208,9 @@ void set_interrupt_stack(unsigned number, u8 *top);
 int scenario_ring3(u64 rounds);
 int scenario_syscall(u64 rounds);
 int scenario_sysret(u64 rounds);
+int scenario_userjump(u64 rounds);
 int scenario_int1(u64 rounds);
+int user_jump_fault(struct frame *frame);
 int user_breakpoint(const struct frame *frame);
 int user_debug_exception(const struct frame *frame);
 

@@ -34,6 +34,7 @@ static const struct scenario scenarios[] = {
 	{ "syscall", scenario_syscall, 10 },
 	{ "int1", scenario_int1, 10 },
 	{ "sysret", scenario_sysret, 10 },
+	{ "userjump", scenario_userjump, 3 },
 	{ "wait", scenario_wait, 10 },
 	{ "nmi", scenario_nmi, 4 },
 	{ "raise", scenario_raise, 3 },

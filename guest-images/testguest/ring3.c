@@ -16,6 +16,7 @@
 extern u64 gdt[], user_counts[], syscall_flags;
 extern u8 user_start[], user_end[], user_int3_next[];
 extern u8 user_main[], user_syscalls[], user_int1[], fn_syscall[], fn_sysret[];
+extern u8 user_jump[], user_jumped[], fn_push[];
 extern u8 user_int1_first[], user_int1_second[], user_int1_prefixed[];
 
 u64 enter_user(u64 argument, const u8 *entry);
@@ -33,6 +34,9 @@ static u8 trap_stack[STACK_BYTES] __attribute__((aligned(16)));
 static volatile u64 breakpoints;
 static volatile int saw_trap_flag;
 static volatile u64 debug_exceptions, debug_causes;
+static volatile u64 jumps;
+/* For user_jump. */
+volatile u64 kernel_word;
 
 void load_task_state(void)
 {
@@ -74,6 +78,16 @@ int user_debug_exception(const struct frame *frame)
 	return 1;
 }
 
+/* A fault of the program in front of fn_push: the program goes on behind its jump. */
+int user_jump_fault(struct frame *frame)
+{
+	if (frame->rip != (u64)fn_push)
+		return 0;
+	jumps++;
+	frame->rip = (u64)user_jumped;
+	return 1;
+}
+
 static void open_user_pages(void)
 {
 	for (u64 page = (u64)user_start; page < (u64)user_end; page += 0x1000) {
@@ -109,6 +123,29 @@ int scenario_ring3(u64 rounds)
 	begin_ok("ring3");
 	put_field(" rounds=", rounds);
 	put_field(" breakpoints=", rounds);
+	end_line();
+	return 0;
+}
+
+/* The program must execute nothing of the kernel's, whoever watches the instruction it jumps to. */
+int scenario_userjump(u64 rounds)
+{
+	u64 got;
+
+	open_user_pages();
+	jumps = 0;
+	kernel_word = 0;
+	got = enter_user(rounds, user_jump);
+	if (got != rounds || jumps != rounds) {
+		fail_got("userjump", "jumps", jumps, rounds);
+		return 1;
+	}
+	if (kernel_word) {
+		fail_got("userjump", "word", kernel_word, 0);
+		return 1;
+	}
+	begin_ok("userjump");
+	put_field(" jumps=", jumps);
 	end_line();
 	return 0;
 }

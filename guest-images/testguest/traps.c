@@ -108,6 +108,8 @@ void trap(struct frame *frame)
 		return;
 	if (frame->vector == VECTOR_DB && from_user && user_debug_exception(frame))
 		return;
+	if (frame->vector == VECTOR_PF && from_user && user_jump_fault(frame))
+		return;
 	if (frame->vector == VECTOR_PF && wanted_fault(frame))
 		return;
 	if (raised(frame))

@@ -105,6 +105,28 @@ user_int1_prefixed:
 	jmp	user_leave
 	.size	user_int1, . - user_int1
 
+/* user_jump(rounds): jumps to the kernel's fn_push, with the kernel's memory as the stack. The handler of the
+ * fault leads to user_jumped. */
+	.globl	user_jump, user_jumped
+	.type	user_jump, @function
+	.p2align 4
+user_jump:
+	mov	%rdi, %rbx
+	mov	%rsp, %r13
+	xor	%r12d, %r12d
+1:	cmp	%rbx, %r12
+	je	2f
+	mov	$kernel_word + 8, %rsp
+	mov	$0x5eed, %ebp
+	jmp	fn_push
+user_jumped:
+	mov	%r13, %rsp
+	inc	%r12
+	jmp	1b
+2:	mov	%r12, %rdi
+	jmp	user_leave
+	.size	user_jump, . - user_jump
+
 	.section .user.data, "aw"
 	.balign 8
 	.globl	user_counts, user_stack_top

@@ -11,7 +11,7 @@ pub use look::{LOOKS, Look, Looker};
 pub use table::{columns, table};
 
 /// All levels, in the order of the table.
-pub const LEVELS: [Stealth; 2] = [Stealth::Writes, Stealth::Reads];
+pub const LEVELS: [Stealth; 3] = [Stealth::Writes, Stealth::Registers, Stealth::Reads];
 
 /// The kinds of probes that leave different traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,11 @@ impl Kind {
     /// Whether probes of this kind exist at the level.
     #[must_use]
     pub fn exists_at(self, level: Stealth) -> bool {
-        self != Self::Jump || level == Stealth::Writes
+        match self {
+            Self::Kprobe | Self::Watch => true,
+            Self::Jump => level == Stealth::Writes,
+            Self::Kretprobe => level != Stealth::Registers,
+        }
     }
 }
 
@@ -56,14 +60,16 @@ pub fn is_seen(look: Look, kind: Kind, level: Stealth) -> bool {
         Look::Text | Look::Alias | Look::Copy | Look::Vectors => changes_text,
         // The region of the detours: copies of instructions are there, too.
         Look::Tables | Look::Physical => changes_text,
-        // The emulator executes the probed instruction, or the store to the watched data, and raises no data breakpoints.
+        // The emulator executes the probed instruction, or the store to the watched data, and raises no data breakpoints. At the level `registers`,
+        // hyprobe's breakpoints replace the guest's.
         Look::OwnWatchpoints => kind != Kind::Jump,
+        // The processor's debug registers hold hyprobe's breakpoints in place of the guest's.
+        Look::OwnBreakpoints => level == Stealth::Registers && kind != Kind::Watch,
         Look::Patched
         | Look::Registers
         | Look::ReturnAddress
         | Look::Frames
         | Look::DebugRegisters
-        | Look::OwnBreakpoints
         | Look::OwnInt3
         | Look::Gates
         | Look::Cpuid

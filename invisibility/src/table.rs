@@ -22,7 +22,7 @@ pub fn table() -> String {
         Kind::Watch => kind.words().to_owned(),
         _ => format!("{}: {}", level.word(), kind.words()),
     });
-    let mut rows = vec![vec!["the guest looks at".to_owned(), "who can".to_owned()]];
+    let mut rows = vec![vec!["the guest looks at".to_owned(), "rights".to_owned()]];
     rows[0].extend(heads);
     rows.extend(LOOKS.into_iter().map(|look| {
         let cells = columns().map(|(level, kind)| match is_seen(look, kind, level) {

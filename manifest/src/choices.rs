@@ -188,12 +188,15 @@ pub enum Stealth {
     /// Reads behind the guest's own writes, and by the kernel's own readers of code. Other reads find plants.
     #[default]
     Writes,
+    /// All reads: no byte of the guest changes. The processor has debug registers for four probed instructions.
+    Registers,
     /// All reads: no byte of the guest changes. Pages with probed code are hidden, and slow.
     Reads,
 }
 
 words!(Stealth {
     Writes = "writes", "what the guest has written, and what its kernel reads of code";
+    Registers = "registers", "all: no byte of the guest changes, and four instructions can be probed";
     Reads = "reads", "all: no byte of the guest changes, and probed pages are slow";
 });
 

@@ -124,6 +124,12 @@ impl Plant {
         purposes.any(|purpose| matches!(purpose, Purpose::KernelEvent(own) if *own == kernel_event))
     }
 
+    /// Whether the plant reports any kernel event.
+    pub(crate) fn has_kernel_events(&self) -> bool {
+        let mut purposes = self.probes.iter().map(|(probe, _)| &probe.purpose);
+        purposes.any(|purpose| matches!(purpose, Purpose::KernelEvent(_)))
+    }
+
     /// Reads and decodes the original bytes anew.
     pub(crate) fn refresh(&self, planter: &Planter) {
         self.displaced

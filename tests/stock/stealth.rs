@@ -7,7 +7,7 @@ use control::api::{AddProbe, AddProbes};
 use guest_images::workload;
 use manifest::{ProbeAction, Stealth, Word};
 
-use crate::boot::{Boot, Ran, Running, Stock};
+use crate::boot::{Boot, Ran, Running, Stock, probe};
 
 const SOCKET: &str = "x.sock";
 /// Functions that the kernel executes for system calls of the detector. No page has code of the scheduler or of the timer.
@@ -144,6 +144,37 @@ fn check(image: &str) {
     for round in 1..=3 {
         assert_eq!(found(&ran, round), own, "round {round}");
     }
+}
+
+/// Functions that the workload counts, and one that the kernel calls all the time.
+const IN_REGISTERS: [&str; 4] = [
+    "kprobe:do_sys_openat2",
+    "kprobe:ksys_read",
+    "kprobe:__x64_sys_getpid",
+    "kprobe:schedule",
+];
+
+#[test]
+fn four_probes_of_debian_6_1_are_exact_in_debug_registers() {
+    let stock = Stock::fetch("debian-6.1");
+    let mut boot = Boot::new(&stock, "opens=40 reads=31 getpids=23")
+        .cpus(2)
+        .option("--stealth", Stealth::Registers.word());
+    for spec in IN_REGISTERS {
+        boot = boot.probe(spec);
+    }
+    let ran = boot.run();
+    assert_eq!(ran.code, Some(0), "{}", ran.report());
+    ran.assert_well();
+    let (summary, counts) = (ran.summary(), ran.counts());
+    let counted = [counts.openat, counts.read, counts.getpid];
+    for (spec, counted) in IN_REGISTERS.into_iter().zip(counted) {
+        let probe = probe(&summary, spec);
+        assert_eq!(probe.hits, counted, "{probe:?}");
+        assert!(probe.missed.is_empty(), "{probe:?}");
+    }
+    let hot = probe(&summary, IN_REGISTERS[3]);
+    assert!(hot.hits > 100, "{hot:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@
 //! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
 //! optimise = false              # every hit exits; else jumps stand for plants, where they can
 //! when_full = "drop"            # what there is no room to record is counted as missed; else it exits
-//! stealth = "reads"             # no byte of the guest changes, and probed pages are slow; else "writes"
+//! stealth = "reads"             # no byte of the guest changes, and probed pages are slow; else "writes" or "registers"
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"

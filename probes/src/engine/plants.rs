@@ -34,7 +34,8 @@ impl Plants {
     ) -> Result<Option<Arc<Plant>>, GuestError> {
         let table = self.table.load();
         if let Some(plant) = self.in_register_at(rip)
-            && self.hides(plant.spot.gpa)
+            && (self.running.probes_in_registers() || self.hides(plant.spot.gpa))
+            && self.executes(vcpu, &plant)?
         {
             // A debug register does not fire where the emulator executes the instruction.
             return Ok(Some(plant));
@@ -50,6 +51,21 @@ impl Plants {
         Ok(walk(&self.running.memory.as_ref(), &state.paging, rip)
             .ok()
             .and_then(|found| table.at_gpa(found.gpa).cloned()))
+    }
+
+    /// Whether the vCPU is about to execute the kernel's instruction at the plant. A debug register fires at an address: also for a program that jumps there
+    /// and must not execute the instruction, and in other code of the guest's that is at the address on other page tables.
+    pub(crate) fn executes(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<bool, GuestError> {
+        let state = vcpu.system_state()?;
+        let found = walk(&self.running.memory.as_ref(), &state.paging, plant.at);
+        Ok(state.privilege == 0 && found.is_ok_and(|found| found.gpa == plant.spot.gpa))
+    }
+
+    /// The site at `rip` that has a debug register.
+    pub(crate) fn used_at(&self, rip: Gva) -> Option<Arc<Plant>> {
+        let table = self.table.load();
+        let mut used = table.debug.iter().flatten().map(DebugUse::plant);
+        used.find(|plant| plant.at == rip).cloned()
     }
 
     /// The site at `rip` that has a debug register in place of a hidden plant.
@@ -84,9 +100,11 @@ impl Plants {
         probes.filter(|probe| probe.sees_tasks()).count() == 2
     }
 
+    /// Whether the instruction has a plant, or a debug register in place of a plant.
     pub(crate) fn has_plant(&self, at: Gva, spot: Spot) -> bool {
         let table = self.table.load();
-        table.at(at).is_some_and(|plant| plant.spot == spot)
+        let plant = table.at(at).or_else(|| table.only_at(at));
+        plant.is_some_and(|plant| plant.spot == spot)
     }
 
     /// The kernel's own page tables and image, once both are final: Linux changes the mapping of the image while booting.
@@ -112,14 +130,32 @@ impl Plants {
         )
     }
 
-    /// All plants in `len` bytes from `at` on, also those that memory does not show.
+    /// All plants in `len` bytes from `at` on, also those that memory does not show, and those in debug registers.
     pub(crate) fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
         let table = self.table.load();
         self.running.in_memory(paging, at, len, |gpa, len| {
             match self.running.hides_plants() {
-                true => table.starting_in(gpa, len),
+                true => {
+                    let bytes = gpa.0..gpa.0.saturating_add(len as u64);
+                    let in_registers = table.only().map(|plant| plant.spot.gpa);
+                    let in_registers = in_registers.filter(|at| bytes.contains(&at.0));
+                    in_registers.chain(table.starting_in(gpa, len)).collect()
+                }
                 false => self.running.planter.pages().planted(gpa, len),
             }
+        })
+    }
+
+    /// Whether an instruction on the page with the byte at `gpa` has a debug register and no plant. Its bytes may go on to the page.
+    pub(crate) fn has_register_on(&self, gpa: Gpa) -> bool {
+        let table = self.table.load();
+        let mut only = table.only();
+        only.any(|plant| {
+            let pages = [Some(plant.spot.gpa), plant.spot.beyond];
+            pages
+                .into_iter()
+                .flatten()
+                .any(|at| at.page() == gpa.page())
         })
     }
 

@@ -80,7 +80,8 @@ impl ProtectedAccesses {
             if number > 0 && code.or(text).is_none() {
                 return Ok(HitOutcome::Resume);
             }
-            if text.is_some()
+            // A page that is protected for another reason may have instructions with debug registers, which do not fire here.
+            if (text.is_some() || self.running.probes_in_registers())
                 && let Some(plant) = self.plants.plant_at(vcpu, at)?
             {
                 return self.on_hidden_plant(vcpu, &plant, at);

@@ -88,7 +88,7 @@ impl ProtectedAccesses {
         Ok(())
     }
 
-    /// Lets the hardware execute the instruction at a hidden plant, whose hit is dispatched. The other vCPUs are paused.
+    /// Lets the hardware execute the instruction at a hidden plant or with a debug register, whose hit is dispatched. The other vCPUs are paused.
     pub(crate) fn on_paused_hidden_plant<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -153,13 +153,15 @@ impl ProtectedAccesses {
         Ok(())
     }
 
-    /// Counts for each hidden plant that an execution may have been missed.
+    /// Counts for each hidden plant, and for each probe in a debug register, that an execution may have been missed: the debug registers are off
+    /// while a vCPU runs alone.
     fn miss_hidden_plants(&self) {
         if !self.running.hides_plants() {
             return;
         }
         let table = self.plants.table.load();
-        let probes = table.plants().flat_map(|plant| &plant.probes);
+        let plants = table.plants().chain(table.only());
+        let probes = plants.flat_map(|plant| &plant.probes);
         probes.for_each(|(probe, _)| probe.counters.miss(Missed::Unprotected));
     }
 
@@ -203,6 +205,10 @@ impl ProtectedAccesses {
         let state = vcpu.system_state()?;
         if self.running.hides_plants() && !is_64_bit(&state) {
             // No plant is in 32-bit code.
+            return Ok(false);
+        }
+        if self.running.probes_in_registers() && self.plants.in_register_at(at).is_some() {
+            // The vCPU has begun to execute the instruction, with RF set or before the probe was there.
             return Ok(false);
         }
         let plant = self.plants.plant_at(vcpu, at)?;

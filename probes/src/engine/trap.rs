@@ -83,8 +83,13 @@ impl Engine {
                 Ok(TrapOutcome::Resume)
             }
             Trap::HardwareBreakpoint { at, .. } => {
-                self.paused_hits
+                let hit = self
+                    .paused_hits
                     .on_paused_debug_hit(vcpu, paused, at, run)?;
+                if hit == HitOutcome::NeedsPause {
+                    let accesses = &self.protected_accesses;
+                    accesses.on_paused_hidden_plant(vcpu, paused, at, run)?;
+                }
                 Ok(TrapOutcome::Resume)
             }
             Trap::ProtectedAccess { .. } | Trap::EmulationFailure | Trap::GuestRead { .. } => {

@@ -14,6 +14,7 @@ use text::{GuestMemory, Planter};
 use crate::engine::Engine;
 use crate::engine::abilities::Abilities;
 use crate::engine::arm::Armer;
+use crate::engine::arm::register_sites::RegisterHolders;
 use crate::engine::crashes::Crashes;
 use crate::engine::handover::{Handover, Successor};
 use crate::engine::hits::Hits;
@@ -271,6 +272,7 @@ impl Engine {
             return_sites: Arc::clone(&return_sites),
             int3: Arc::clone(&int3),
             optimiser: Arc::clone(&optimiser),
+            registers: RegisterHolders::default(),
             watches: Arc::clone(&watches),
             uprobes: Arc::clone(&uprobes),
         });

@@ -250,9 +250,21 @@ pub const FEATURES: &[Feature] = &[
         &[
             "looks-unprobed",
             "looks-kprobe",
+            "looks-registers",
             "looks-kretprobe",
             "looks-jump",
             "looks-watch",
+        ],
+    ),
+    feature(
+        "stealth registers: four instructions in debug registers, no byte of the guest changes, each execution without RF is counted",
+        &[
+            "registers",
+            "registers-smp",
+            "registers-fault",
+            "registers-ring3",
+            "registers-refused",
+            "registers-live",
         ],
     ),
 ];

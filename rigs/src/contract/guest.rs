@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use events::{EventSink, Hex, ProbeId, ProbeSummary, Summary};
 use guest_images::testguest::Outcome;
-use manifest::{GuestEnd, ProbeConfig, ProbeSpec, WhenFull};
+use manifest::{GuestEnd, ProbeConfig, ProbeSpec, Stealth, WhenFull};
 use probes::{EngineAction, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::BootMethod;
@@ -25,6 +25,7 @@ pub struct Guest<'a> {
     cmdline: String,
     probes: Vec<ProbeConfig<EngineAction>>,
     optimise: bool,
+    stealth: Stealth,
     timeout: Duration,
 }
 
@@ -44,6 +45,7 @@ impl<'a> Guest<'a> {
             cmdline: cmdline.to_owned(),
             probes: vec![new("kprobe:fn_*")],
             optimise: true,
+            stealth: here.way.map(Way::stealth).unwrap_or_default(),
             timeout: here.bench.timeout,
         }
     }
@@ -66,6 +68,13 @@ impl<'a> Guest<'a> {
     #[must_use]
     pub fn without_jumps(mut self) -> Self {
         self.optimise = false;
+        self
+    }
+
+    /// Sets the level, which is else that of the way to plant.
+    #[must_use]
+    pub fn at_level(mut self, level: Stealth) -> Self {
+        self.stealth = level;
         self
     }
 
@@ -128,7 +137,7 @@ impl<'a> Guest<'a> {
             plant: self.here.way.and_then(Way::byte),
             optimise: self.optimise,
             when_full: WhenFull::default(),
-            stealth: self.here.way.map(Way::stealth).unwrap_or_default(),
+            stealth: self.stealth,
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use invisibility::{Kind, LOOKS, Look};
+use manifest::Stealth;
 
 use super::bench::Here;
 use super::case::{Case, Plants};
@@ -11,7 +12,7 @@ use super::optimised::{ROOMY, counts};
 use super::watch::WORD;
 use crate::way::Way;
 
-pub(super) const CASES: [Case; 5] = [
+pub(super) const CASES: [Case; 6] = [
     Case::new("looks-unprobed", Plants::Nothing, &[1], |here| {
         let unprobed = look(here).run();
         let again = look(here).run();
@@ -30,24 +31,34 @@ pub(super) const CASES: [Case; 5] = [
     }),
     Case::new("looks-kprobe", Plants::Each, &[1], |here| {
         let guest = look(here).probes(["kprobe:fn_*", "kprobe:rs_div", "kprobe:rs_rdmsr"]);
-        check(here, Kind::Kprobe, guest.without_jumps());
+        check(here, Kind::Kprobe, level(here), guest.without_jumps());
+    }),
+    Case::new("looks-registers", Plants::Chosen, &[1], |here| {
+        let probes = ["fn_nop", "fn_mov_store", "fn_pop", "fn_patched"];
+        let guest = look(here).probes(probes.map(|function| format!("kprobe:{function}")));
+        let level = Stealth::Registers;
+        check(here, Kind::Kprobe, level, guest.at_level(level));
     }),
     Case::new("looks-kretprobe", Plants::Each, &[1], |here| {
         let guest = look(here).probes(["kretprobe:fn_*"]);
-        check(here, Kind::Kretprobe, guest.without_jumps());
+        check(here, Kind::Kretprobe, level(here), guest.without_jumps());
     }),
     Case::new("looks-jump", Plants::Chosen, &[1], |here| {
         // The first hits show where the page tables are.
         let guest = here.guest(&format!("run=calls=200,{LOOKED}"));
-        check(here, Kind::Jump, guest.with(ROOMY.map(counts)));
+        check(here, Kind::Jump, level(here), guest.with(ROOMY.map(counts)));
     }),
     Case::new("looks-watch", Plants::Chosen, &[1], |here| {
-        check(here, Kind::Watch, look(here).with([new(WORD)]));
+        check(here, Kind::Watch, level(here), look(here).with([new(WORD)]));
     }),
 ];
 
 /// The scenarios of a guest that looks. Frames of exceptions come from those before the last.
 const LOOKED: &str = "calls=2,raise=3,look";
+
+fn level(here: &Here<'_>) -> Stealth {
+    here.way.map(Way::stealth).unwrap_or_default()
+}
 
 fn look<'a>(here: &'a Here<'a>) -> Guest<'a> {
     here.guest(&format!("run={LOOKED}")).with([])
@@ -77,8 +88,7 @@ fn differing(probed: &Ran, unprobed: &Ran) -> BTreeSet<Look> {
 }
 
 /// Runs `guest`, and a guest without probes, and compares what differs with the table.
-fn check(here: &Here<'_>, kind: Kind, guest: Guest<'_>) {
-    let level = here.way.map(Way::stealth).unwrap_or_default();
+fn check(here: &Here<'_>, kind: Kind, level: Stealth, guest: Guest<'_>) {
     let (probed, unprobed) = (guest.run(), look(here).run());
     // Where KVM raises no data breakpoints, the guest has none to lose.
     let breaks_at_data = found(&unprobed)[Look::OwnWatchpoints.name()] != 0;

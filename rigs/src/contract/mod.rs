@@ -22,6 +22,7 @@ mod observer;
 mod optimised;
 mod places;
 mod raises;
+mod registers;
 mod returns;
 mod stock;
 mod text;
@@ -72,7 +73,7 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 15] = [
+    const ALL: [&[Case]; 16] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
@@ -82,6 +83,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         &meddling::CASES,
         &returns::CASES,
         &text::CASES,
+        &registers::CASES,
         &live::CASES,
         &boundaries::CASES,
         &control::CASES,

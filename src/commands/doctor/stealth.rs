@@ -37,9 +37,14 @@ pub(super) fn checks(facts: &Result<HostFacts, Unusable>) -> Vec<Check> {
     };
     let found = |level: Stealth| match level {
         Stealth::Writes => "plants and jumps; the default",
+        Stealth::Registers => "four instructions, in debug registers",
         Stealth::Reads => "any number of instructions; code on their pages is slow",
     };
     let of_level = |level: Stealth| match &obstacle {
+        None if level == Stealth::Registers && !facts.debug_execute => {
+            let why = "debug registers do not stop the guest's kernel".to_owned();
+            check(level).found("does not work").verdict(No, why)
+        }
         None => check(level).found(found(level)),
         Some(why) => check(level).found("does not work").verdict(No, why.clone()),
     };

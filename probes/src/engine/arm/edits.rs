@@ -167,6 +167,8 @@ impl<'t> Edits<'t> {
             }
             self.debug.push(Plant::new(at, spot));
         }
+        // Other code may be at the address now, elsewhere in memory.
+        self.debug[index].spot = spot;
         insert(&mut self.debug[index].probes, probe, ip);
         true
     }

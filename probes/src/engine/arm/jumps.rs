@@ -61,7 +61,11 @@ impl Armer {
             return;
         }
         let table = self.plants.table.load_full();
-        for plant in covered.iter().filter_map(|gpa| table.at_gpa(*gpa)) {
+        let planted = covered.iter().filter_map(|gpa| table.at_gpa(*gpa));
+        let in_registers = table
+            .only()
+            .filter(|plant| covered.contains(&plant.spot.gpa));
+        for plant in planted.chain(in_registers) {
             for (probe, _) in &plant.probes {
                 self.probes.refuse(probe, ELSEWHERE.to_owned());
             }

@@ -2,8 +2,10 @@
 
 pub(crate) mod edits;
 pub(crate) mod error;
+pub(crate) mod in_registers;
 pub(crate) mod jumps;
 pub(crate) mod placing;
+pub(crate) mod register_sites;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +17,7 @@ use vmm::PageRange;
 
 use crate::engine::arm::edits::{Change, Edits, Sites};
 use crate::engine::arm::error::ArmError;
+use crate::engine::arm::register_sites::{RegisterHolders, RegisterSites};
 use crate::engine::interest::Interest;
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::Int3Handler;
@@ -49,6 +52,7 @@ pub(crate) struct Armer {
     pub(crate) return_sites: Arc<ReturnSites>,
     pub(crate) int3: Arc<Int3Handler>,
     pub(crate) optimiser: Arc<Optimiser>,
+    pub(crate) registers: RegisterHolders,
     pub(crate) watches: Arc<Watches>,
     pub(crate) uprobes: Arc<Uprobes>,
 }
@@ -77,6 +81,7 @@ impl Armer {
         let was_handler_probed = self.int3.is_int3_handler_probed();
         let table = self.plants.table.load_full();
         let mut edits = Edits::new(&table, self.running.hides_plants());
+        let mut registers = self.register_sites(&change);
         let looked_at = || self.plants.kernel_event_probes.iter().chain(change.probes);
         for probe in looked_at().chain(change.dropped) {
             edits.leave(probe);
@@ -100,7 +105,7 @@ impl Armer {
         let mut sees_modules_go = self.plants.have_module_events();
         let mut sees_tasks = self.plants.have_task_events();
         for probe in looked_at() {
-            let mut state = self.becomes(probe, located, interest, &mut edits);
+            let mut state = self.becomes(probe, located, interest, &mut registers, &mut edits);
             if !matches!(state, NewState::Armed { .. }) {
                 sees_modules_go &= !probe.sees_modules_go();
                 sees_tasks &= !probe.sees_tasks();
@@ -175,6 +180,7 @@ impl Armer {
         self.following
             .forbid_recording(&before, &places)
             .map_err(|error| ArmError(error.into()))?;
+        self.registers.replace(registers);
         for probe in change.dropped {
             probe.set_planted(None);
             probe.count_in_none();
@@ -240,6 +246,7 @@ impl Armer {
         probe: &Arc<Probe>,
         located: Located,
         interest: Interest,
+        registers: &mut RegisterSites,
         edits: &mut Edits<'_>,
     ) -> NewState {
         let gone = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
@@ -282,8 +289,16 @@ impl Armer {
         }
         let ip = located.running_at(&place, place.ip);
         match self.arming(&place, located) {
+            Arming::Plant { at, spot, .. } if self.belongs_in_register(probe, &place) => {
+                match registers.take(probe, &place) {
+                    Ok(()) if edits.join_debug(probe, ip, at, spot) => NewState::Armed { ip, at },
+                    Ok(()) => NewState::Refused(register_sites::TAKEN.to_owned()),
+                    Err(reason) => NewState::Refused(reason.to_owned()),
+                }
+            }
             Arming::Plant { at, spot, .. }
                 if self.is_better_in_register(probe)
+                    && !registers.are_wanted()
                     && !edits.has_plant(at)
                     && edits.join_debug(probe, ip, at, spot) =>
             {

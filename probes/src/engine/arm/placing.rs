@@ -88,7 +88,12 @@ impl Armer {
             Err(why) => return Arming::Refused(why.to_string()),
         };
         let mut pages = pieces.iter().flat_map(WatchedBytes::pages);
-        let has_plants = |page| self.running.planter.pages().keeps(page) || self.plants.hides(page);
+        // A debug register does not fire where the emulator executes the instructions of a protected page.
+        let has_plants = |page| {
+            self.running.planter.pages().keeps(page)
+                || self.plants.hides(page)
+                || self.plants.has_register_on(page)
+        };
         match pages.any(has_plants) {
             true => Arming::Refused(PLANTED.to_owned()),
             false => Arming::Watch(pieces),

@@ -270,12 +270,33 @@ impl Hits {
                 .as_ref()
                 .filter(|used| used.plant().at == rip)
         });
+        if let Some(used) = used
+            && !self.plants.executes(vcpu, used.plant())?
+        {
+            if self.running.abilities.interprets && vcpu.system_state()?.privilege == 0 {
+                // KVM's emulator would report the breakpoint in spite of RF: the instruction runs alone.
+                return Ok(HitOutcome::NeedsPause);
+            }
+            let mut regs = vcpu.regs()?;
+            regs.rflags |= RFLAGS_RF;
+            vcpu.set_regs(&regs)?;
+            return Ok(HitOutcome::Resume);
+        }
         match used {
             None => Ok(HitOutcome::NotOurs),
             // The plant returns, and is hit.
             Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
             Some(DebugUse::Only(plant)) => {
-                let outcome = match self.dispatch_hit(vcpu, plant, rip)? {
+                // KVM's emulator reports a breakpoint although RF is set, and the processor does not: the guest returns to an
+                // instruction that has been hit, and has faulted. At an exit, a VT-x shows RF set.
+                let is_again = self.running.probes_in_registers()
+                    && self.running.abilities.interprets
+                    && vcpu.regs()?.rflags & RFLAGS_RF != 0;
+                let disposition = match is_again {
+                    true => HitDisposition::GoOn,
+                    false => self.dispatch_hit(vcpu, plant, rip)?,
+                };
+                let outcome = match disposition {
                     HitDisposition::Resume => HitOutcome::Resume,
                     HitDisposition::NeedsPause => HitOutcome::NeedsPause,
                     HitDisposition::GoOn => {

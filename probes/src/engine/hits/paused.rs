@@ -16,7 +16,7 @@ use crate::engine::plants::Plants;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::write::stand_in::StandIns;
-use crate::plant_table::{DebugUse, Plant, own_instruction};
+use crate::plant_table::{Plant, own_instruction};
 
 /// Handles hits with the other vCPUs paused.
 #[derive(Debug)]
@@ -63,7 +63,8 @@ impl PausedHits {
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         if self.hits.resuming().remove(&vcpu.index()) {
-            if let Some(plant) = self.plants.table.load().at(rip).cloned() {
+            let plant = self.plants.table.load().at(rip).cloned();
+            if let Some(plant) = plant.or_else(|| self.plants.in_register_at(rip)) {
                 self.kernel_events
                     .handle_kernel_events(vcpu, paused, &plant, true)?;
                 self.site_planter.plant_return_sites(paused, &plant);
@@ -136,36 +137,48 @@ impl PausedHits {
     }
 
     /// Handles a hit of a debug register of hyprobe at `rip`, with the other vCPUs paused.
+    ///
+    /// [`HitOutcome::NeedsPause`]: the hit is handled, and the hardware must execute the instruction without plants.
     pub(crate) fn on_paused_debug_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
-    ) -> Result<(), GuestError> {
+    ) -> Result<HitOutcome, GuestError> {
         self.optimiser.remove_rewritten_jumps(paused)?;
         clear_resume_flag(vcpu)?;
+        let only = self.plants.used_at(rip);
+        let only = only.as_deref();
+        if let Some(plant) = only
+            && !self.plants.executes(vcpu, plant)?
+        {
+            return Ok(HitOutcome::NeedsPause);
+        }
         if self.stand_ins.end_stand_in(paused, rip)? {
-            return Ok(());
+            return Ok(HitOutcome::Resume);
         }
         let resumes = self.hits.resuming().remove(&vcpu.index());
-        let table = self.plants.table.load_full();
-        let only = table
-            .debug
-            .iter()
-            .flatten()
-            .map(DebugUse::plant)
-            .find(|plant| plant.at == rip);
         if let Some(plant) = only {
             self.kernel_events
                 .handle_kernel_events(vcpu, paused, plant, resumes)?;
             self.site_planter.plant_return_sites(paused, plant);
         }
-        if self.running.hides_plants() && !resumes {
-            // The page may be hidden by now: then the vCPU exits again, and the emulator executes the instruction.
-            let mut regs = vcpu.regs()?;
-            regs.rflags |= RFLAGS_RF;
-            return vcpu.set_regs(&regs);
+        if self.running.hides_plants() {
+            return match only {
+                _ if resumes => Ok(HitOutcome::Resume),
+                // KVM's emulator would report the breakpoint in spite of RF.
+                Some(plant) if !plant.has_kernel_events() => {
+                    self.executor.go_past(vcpu, plant, rip)
+                }
+                _ => {
+                    // The page may be hidden by now: then the vCPU exits again, and the emulator executes the instruction.
+                    let mut regs = vcpu.regs()?;
+                    regs.rflags |= RFLAGS_RF;
+                    vcpu.set_regs(&regs)?;
+                    Ok(HitOutcome::Resume)
+                }
+            };
         }
         match only {
             // Debug registers are off while a vCPU executes one instruction alone.
@@ -179,10 +192,11 @@ impl PausedHits {
                     rip,
                     &mut run,
                 )?;
-                self.optimiser.remove_rewritten_jumps(paused)
+                self.optimiser.remove_rewritten_jumps(paused)?;
             }
-            _ => Ok(()),
+            _ => (),
         }
+        Ok(HitOutcome::Resume)
     }
 
     /// Plants the return site of a call whose detour has exited, and resumes the vCPU behind the exit. The hit has been reported,

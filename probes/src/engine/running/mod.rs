@@ -72,7 +72,12 @@ impl Running {
 
     /// Whether plants are hidden: memory has the guest's own bytes, and each access of the guest to a page with a plant exits.
     pub(crate) fn hides_plants(&self) -> bool {
-        self.abilities.stealth == Stealth::Reads
+        self.abilities.stealth != Stealth::Writes
+    }
+
+    /// Whether the user's probes at instructions are in debug registers. Plants of the engine's own are hidden.
+    pub(crate) fn probes_in_registers(&self) -> bool {
+        self.abilities.stealth == Stealth::Registers
     }
 
     /// The instruction at a plant, decoded for the execution address `rip`. The guest writes under a hidden plant unseen, so its instruction is read

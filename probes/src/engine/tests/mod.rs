@@ -7,6 +7,7 @@ mod handover;
 mod hidden_plants;
 mod hits;
 mod in_place;
+mod in_registers;
 mod inject;
 mod kernel_half;
 mod landings;
