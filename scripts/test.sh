@@ -12,7 +12,7 @@ say() { printf 'test: %s\n' "$*" >&2; }
 # Of the tests that each stock kernel has, `some` are those of 6.1 and of another by turns. The longest have one of the two.
 stock=${STOCK:-some}
 readonly stock
-long='^(counts|cpus|dump|module_tracepoints|own_kprobes|stacks|tracepoint_fields|tracepoints|uprobes|views)::'
+long='^(counts|cpus|detector|dump|module_tracepoints|own_kprobes|same_boot|source_lines|stacks|tracepoint_fields|tracepoints|uprobes|views)::'
 readonly long
 [[ $stock = some || $stock = all ]] || {
     say "STOCK is '$stock', not 'some' or 'all'"
@@ -83,7 +83,7 @@ fi
 # The engine's cases on VT-x and SVM, as many as there is time for, most with one kind of trap; `make rig-intel rig-amd` runs all. A Bochs
 # keeps one processor busy, and the sweep below one more: the faster of the two leaves it. With one vCPU: two that wait for each other take
 # Bochs minutes, and longer than that on SVM.
-cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/int3/1,ring3/int3/1,exits/int3/1,handlers/int3/1,raise/int3/1,handler-raise-swallowed/int3/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1,text-hidden/hidden/1,looks-kprobe/int3/1,looks-jump/auto/1
+cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/int3/1,ring3/int3/1,exits/int3/1,handlers/int3/1,raise/int3/1,handler-raise-swallowed/int3/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1,text-hidden/hidden/1,looks-kprobe/int3/1,looks-jump/auto/1,registers/auto/1,registers-ring3/auto/1
 readonly cases limit_s=900
 rigs=(intel amd)
 running=()
