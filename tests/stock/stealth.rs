@@ -146,7 +146,7 @@ fn check(image: &str) {
     }
 }
 
-/// Functions that the workload counts, and one that the kernel calls all the time.
+/// Three functions whose calls the workload counts, and the hot function `schedule`.
 const IN_REGISTERS: [&str; 4] = [
     "kprobe:do_sys_openat2",
     "kprobe:ksys_read",

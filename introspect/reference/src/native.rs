@@ -229,7 +229,7 @@ impl Native {
         // SAFETY: the data mapping has `data_bytes` bytes, which is the length of `data`.
         unsafe { self.data.copy_from(data.as_ptr(), data.len()) };
         let context = &raw mut CONTEXT;
-        // SAFETY: `IN_USE` is held, so nobody else has the context. The function keeps the C
+        // SAFETY: `IN_USE` is held, so no other thread uses the context. The function keeps the C
         // calling convention, given that the instruction meets this method's contract: it
         // comes out at one of the two stubs or faults, and the stack it ran on is part of the data.
         let after = unsafe {
