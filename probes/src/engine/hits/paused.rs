@@ -148,9 +148,10 @@ impl PausedHits {
     ) -> Result<HitOutcome, GuestError> {
         self.optimiser.remove_rewritten_jumps(paused)?;
         clear_resume_flag(vcpu)?;
+        let resumes = self.hits.resuming().remove(&vcpu.index());
         let only = self.plants.used_at(rip);
         let only = only.as_deref();
-        if let Some(plant) = only
+        if let Some(plant) = only.filter(|_| !resumes)
             && !self.plants.executes(vcpu, plant)?
         {
             return Ok(HitOutcome::NeedsPause);
@@ -158,7 +159,6 @@ impl PausedHits {
         if self.stand_ins.end_stand_in(paused, rip)? {
             return Ok(HitOutcome::Resume);
         }
-        let resumes = self.hits.resuming().remove(&vcpu.index());
         if let Some(plant) = only {
             self.kernel_events
                 .handle_kernel_events(vcpu, paused, plant, resumes)?;
