@@ -27,8 +27,9 @@ pub use log::{Log, LogError, LogRecord, LogText};
 pub use modules::{ListedModule, ModuleList, ModuleListError};
 pub use per_cpu::{PerCpuCopy, PerCpuError, PerCpuList, PerCpuOffsets, PerCpuVariable};
 pub use programs::{
-    CounterReaders, FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader, FileVersion,
-    FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, NoCode, OpenFile, ProgramFrame, Storage,
+    CounterReaders, DirectMap, FileFunction, FileId, FileLayout, FileMark, FileMarks, FileReader,
+    FileVersion, FoundBy, MAX_OPERANDS, MappedFiles, MarkCounter, NoCode, OpenFile, ProgramFrame,
+    Storage,
 };
 pub use reads::{ReadsError, until_zero};
 pub use structs::NoType;

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use address::{Gpa, Gva};
 use arc_swap::{ArcSwap, ArcSwapOption};
+use events::ProbeId;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use text::{AddressMap, KernelTables, KnowsTables, Planter, Spot};
+use vmm::{BreakpointBytes, HardwareBreakpoint, HardwareBreakpoints};
 
 use crate::handler::PlantedInstructions;
 use crate::registry::{KernelEvent, Probe, Purpose};
@@ -186,12 +188,48 @@ pub(crate) enum DebugUse {
     Only(Arc<Plant>),
     /// A plant withdrawn until the next execution.
     StandIn(Arc<Plant>),
+    /// Watched data.
+    Data(DataRegister),
+}
+
+/// The debug register of the watchpoints at a word.
+#[derive(Clone, Debug)]
+pub(crate) struct DataRegister {
+    pub(crate) at: Gva,
+    pub(crate) bytes: BreakpointBytes,
+    /// The guest-physical address of the word.
+    pub(crate) gpa: Gpa,
+    /// In the order of registration.
+    pub(crate) watchpoints: Vec<ProbeId>,
+}
+
+impl DataRegister {
+    /// Whether the register has the same bytes.
+    pub(crate) fn is_of_same(&self, other: &Self) -> bool {
+        (self.at, self.bytes, self.gpa) == (other.at, other.bytes, other.gpa)
+    }
+
+    /// Whether the registers have a byte in common.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let end = |register: &Self| register.at.0.saturating_add(register.bytes.count());
+        self.at.0 < end(other) && other.at.0 < end(self)
+    }
 }
 
 impl DebugUse {
-    pub(crate) fn plant(&self) -> &Arc<Plant> {
+    /// The plant of an instruction.
+    pub(crate) fn plant(&self) -> Option<&Arc<Plant>> {
         match self {
-            Self::Only(plant) | Self::StandIn(plant) => plant,
+            Self::Only(plant) | Self::StandIn(plant) => Some(plant),
+            Self::Data(_) => None,
+        }
+    }
+
+    /// The condition of the register.
+    fn condition(&self) -> HardwareBreakpoint {
+        match self {
+            Self::Only(plant) | Self::StandIn(plant) => HardwareBreakpoint::Execute(plant.at),
+            Self::Data(data) => HardwareBreakpoint::Write(data.at, data.bytes),
         }
     }
 }
@@ -267,8 +305,28 @@ impl Table {
     pub(crate) fn only(&self) -> impl Iterator<Item = &Arc<Plant>> {
         self.debug.iter().flatten().filter_map(|used| match used {
             DebugUse::Only(plant) => Some(plant),
-            DebugUse::StandIn(_) => None,
+            DebugUse::StandIn(_) | DebugUse::Data(_) => None,
         })
+    }
+
+    /// The instructions that have a debug register.
+    pub(crate) fn in_registers(&self) -> impl Iterator<Item = &Arc<Plant>> {
+        self.debug.iter().flatten().filter_map(DebugUse::plant)
+    }
+
+    /// The registers of watched words among `fired`, bits 0 to 3.
+    pub(crate) fn written(&self, fired: u8) -> impl Iterator<Item = &DataRegister> {
+        let fired = (0..4).filter(move |i| fired & (1 << i) != 0);
+        fired.filter_map(|i| match self.debug[i].as_ref()? {
+            DebugUse::Data(data) => Some(data),
+            DebugUse::Only(_) | DebugUse::StandIn(_) => None,
+        })
+    }
+
+    /// The conditions of the debug registers.
+    pub(crate) fn breakpoints(&self) -> HardwareBreakpoints {
+        let used = self.debug.each_ref();
+        HardwareBreakpoints(used.map(|used| used.as_ref().map(DebugUse::condition)))
     }
 
     /// The site at `rip` that has a debug register and no plant.

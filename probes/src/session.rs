@@ -137,6 +137,7 @@ impl Session {
             plant,
             stealth: config.stealth,
             debug_execute: facts.debug_execute,
+            debug_writes: facts.debug_data,
             breakpoint_before_fetch: facts.breakpoint_before_fetch,
             interprets: facts.port == vmm::PortDelivery::AfterInstruction,
             int3_exits: facts.int3.is_usable(),

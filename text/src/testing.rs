@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use address::{Gpa, Gva};
 use introspect::insn::Segments;
 use introspect::{PagingState, PhysMemory, Unreadable};
-use vmm::{DetourSize, HardwareBreakpoints, PageRange, Protection};
+use vmm::{DetourSize, HardwareBreakpoint, HardwareBreakpoints, PageRange, Protection};
 
 use crate::{GuestError, GuestMemory, InstructionFault, Paused, SystemState, Unwritable, Vcpu};
 
@@ -185,8 +185,17 @@ impl FakePaused {
             .collect()
     }
 
+    /// The addresses of the debug registers for execution.
     pub fn breakpoints(&self) -> [Option<Gva>; 4] {
-        self.breakpoints.lock().expect("lock").execute
+        self.registers().map(|register| match register {
+            Some(HardwareBreakpoint::Execute(at)) => Some(at),
+            Some(HardwareBreakpoint::Write(..)) | None => None,
+        })
+    }
+
+    /// The uses of all debug registers.
+    pub fn registers(&self) -> [Option<HardwareBreakpoint>; 4] {
+        self.breakpoints.lock().expect("lock").0
     }
 }
 

@@ -35,6 +35,6 @@ pub use selftest::{SelfTestError, self_test};
 pub use trap::{Trap, TrapError, TrapOutcome};
 pub use trap_handler::{NoTraps, TrapHandler};
 pub use vcpu::{
-    Alone, AloneBreakpoints, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow,
-    StoppedVcpu, VcpuError, VcpuRegisters, VcpuState,
+    Alone, AloneBreakpoints, AloneEnd, Blocking, BreakpointBytes, Exception, HardwareBreakpoint,
+    HardwareBreakpoints, RunError, Shadow, StoppedVcpu, VcpuError, VcpuRegisters, VcpuState,
 };

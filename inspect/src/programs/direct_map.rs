@@ -11,8 +11,9 @@ const FIXED_MAP: [u64; 2] = [0xffff_8880_0000_0000, 0xff11_0000_0000_0000];
 
 /// The kernel's direct map of physical memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DirectMap {
-    pub(super) start: Gva,
+pub struct DirectMap {
+    /// The address of guest-physical address 0.
+    pub start: Gva,
     pub(super) five_levels: bool,
 }
 
@@ -23,8 +24,9 @@ pub(super) struct Mapped<'r> {
 }
 
 impl DirectMap {
-    /// Where the kernel says. A kernel that moves the map has the address in `page_offset_base`.
-    pub(crate) fn find(view: &KernelView<'_>) -> Option<Self> {
+    /// Where the kernel says. A kernel that moves the map has the address in `page_offset_base`. `None` if the kernel's memory cannot be read.
+    #[must_use]
+    pub fn find(view: &KernelView<'_>) -> Option<Self> {
         let five_levels = match view.address_of("__pgtable_l5_enabled") {
             Some(at) => view.u32(at).ok()? != 0,
             None => false,

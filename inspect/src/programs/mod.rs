@@ -33,7 +33,7 @@ mod tree;
 mod unwind;
 
 pub(crate) use address_space::SpaceLayout;
-pub(crate) use direct_map::DirectMap;
+pub use direct_map::DirectMap;
 pub use file_functions::FileFunction;
 pub(crate) use files::ProgramFiles;
 pub(crate) use frame::ProgramStack;

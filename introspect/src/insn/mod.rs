@@ -45,7 +45,7 @@ pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, Step, branch_into, has_indirect_jump, indirect_jump, step};
 pub use next::{Next, next_places, tables_after};
-pub use operands::{OperandRead, is_repeated, operand_read, read_operands};
+pub use operands::{OperandRead, is_repeated, operand_read, read_operands, writes_memory};
 pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
 pub use reason::Reason;

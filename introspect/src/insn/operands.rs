@@ -42,6 +42,17 @@ pub fn is_repeated(decoded: &Decoded) -> bool {
     insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
 }
 
+/// Whether the instruction writes to memory, or may write.
+#[must_use]
+pub fn writes_memory(decoded: &Decoded) -> bool {
+    let mut factory = InstructionInfoFactory::new();
+    let mut used = factory.info(decoded.instruction()).used_memory().iter();
+    used.any(|used| {
+        use OpAccess::{CondWrite, ReadCondWrite, ReadWrite, Write};
+        matches!(used.access(), Write | CondWrite | ReadWrite | ReadCondWrite)
+    })
+}
+
 /// What an instruction does with an operand in memory that it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandRead {

@@ -103,7 +103,9 @@ pub enum SpecProblem {
     #[error("`{0}` is not a length of watched data: 1 to 4096 bytes")]
     BadLength(String),
     /// An access that no watchpoint has.
-    #[error("`{0}` is not an access: `w` for writes, `r` for reads, `rw` for both")]
+    #[error(
+        "`{0}` is not an access: `w` for writes, `r` for reads, `rw` for both, `hw` for writes by a debug register"
+    )]
     BadAccess(String),
     /// A member of a struct whose address is not known.
     #[error(

@@ -185,18 +185,6 @@ impl Location {
         )
     }
 
-    /// Whether the location is data of a task.
-    #[must_use]
-    pub const fn is_in_task(&self) -> bool {
-        matches!(
-            self,
-            Self::Data(WatchedData {
-                base: DataBase::TaskMember { .. },
-                ..
-            })
-        )
-    }
-
     /// Whether the location is known to debug information only.
     #[must_use]
     pub const fn needs_debug_info(&self) -> bool {

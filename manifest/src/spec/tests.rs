@@ -303,7 +303,7 @@ fn watched_data_has_a_base_and_a_length() {
         ),
         (
             "watch:0xffffffff82a0c0a8:4096:r",
-            address,
+            address.clone(),
             Some(4096),
             WatchedAccess::Reads,
             "watch:0xffffffff82a0c0a8:4096:r",
@@ -314,6 +314,13 @@ fn watched_data_has_a_base_and_a_length() {
             None,
             WatchedAccess::Both,
             "watch:jiffies:rw",
+        ),
+        (
+            "watch:0xffffffff82a0c0a8:4:hw",
+            address,
+            Some(4),
+            WatchedAccess::HardwareWrites,
+            "watch:0xffffffff82a0c0a8:4:hw",
         ),
     ] {
         let spec = parsed(text);
@@ -409,13 +416,13 @@ fn unsuitable_watchpoints_are_refused_with_a_remedy() {
         ),
         (
             "watch:x:4:wr",
-            "`wr` is not an access: `w` for writes, `r` for reads, `rw` for both",
+            "`wr` is not an access: `w` for writes, `r` for reads, `rw` for both, `hw` for writes by a debug register",
             "wr",
             Some("write watch:NAME:8:rw"),
         ),
         (
             "watch:x:4:x",
-            "`x` is not an access: `w` for writes, `r` for reads, `rw` for both",
+            "`x` is not an access: `w` for writes, `r` for reads, `rw` for both, `hw` for writes by a debug register",
             "x",
             Some("write kprobe:SYMBOL or kprobe:0xADDRESS for executions"),
         ),

@@ -1,5 +1,5 @@
 //! Watched data, as users write it: `jiffies`, `init_task.flags:r`, `panic_timeout:4`, `0xffffffff82a0c0a8:64:rw`, `sch_htb:htb_hysteresis:4`,
-//! `struct task_struct.flags@pid:1`.
+//! `struct task_struct.flags@pid:1`, `0xffff888004a2b3c0:8:hw`.
 
 use std::fmt;
 
@@ -21,10 +21,12 @@ pub enum WatchedAccess {
     Reads,
     /// Reads and writes. An instruction that reads and writes the bytes is one hit.
     Both,
+    /// Writes, which a debug register of the processor sees: no page is protected.
+    HardwareWrites,
 }
 
 impl WatchedAccess {
-    const ALL: [Self; 3] = [Self::Writes, Self::Reads, Self::Both];
+    const ALL: [Self; 4] = [Self::Writes, Self::Reads, Self::Both, Self::HardwareWrites];
 
     /// The notation.
     #[must_use]
@@ -33,6 +35,7 @@ impl WatchedAccess {
             Self::Writes => "w",
             Self::Reads => "r",
             Self::Both => "rw",
+            Self::HardwareWrites => "hw",
         }
     }
 
@@ -45,7 +48,13 @@ impl WatchedAccess {
     /// Whether writes are hits.
     #[must_use]
     pub const fn has_writes(self) -> bool {
-        matches!(self, Self::Writes | Self::Both)
+        matches!(self, Self::Writes | Self::Both | Self::HardwareWrites)
+    }
+
+    /// Whether a debug register sees the accesses.
+    #[must_use]
+    pub const fn is_in_register(self) -> bool {
+        matches!(self, Self::HardwareWrites)
     }
 
     fn parse(text: &str) -> Option<Self> {

@@ -13,6 +13,8 @@ pub struct Abilities {
     pub stealth: Stealth,
     /// Execution breakpoints in debug registers stop the guest's kernel.
     pub debug_execute: bool,
+    /// Debug registers stop the guest's kernel behind a write to data.
+    pub debug_writes: bool,
     /// An execution breakpoint fires before the vCPU exits at a hidden page.
     pub breakpoint_before_fetch: bool,
     /// An `int3` of the guest's kernel exits, if requested.

@@ -35,7 +35,6 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::module::{LoadedModule, ModuleCode, ModuleSymbols};
-use crate::plant_table::DebugUse;
 use crate::registry::Probe;
 use crate::resolve::{Place, ProbeNumber, ResolveProblem, in_module};
 
@@ -200,8 +199,7 @@ impl ModuleWatch {
             !in_kernel && !modules.iter().any(|module| module.holds_code(*at))
         };
         let table = self.plants.table.load();
-        let by_debug_register = table.debug.iter().flatten().map(DebugUse::plant);
-        let plants = table.plants().chain(by_debug_register);
+        let plants = table.plants().chain(table.in_registers());
         Ok(plants.map(|plant| plant.at).filter(is_stray).collect())
     }
 

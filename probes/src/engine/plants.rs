@@ -7,7 +7,6 @@ use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
 use introspect::{PagingState, walk};
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
-use vmm::HardwareBreakpoints;
 
 use crate::engine::running::Running;
 use crate::plant_table::{DebugUse, Plant, Table};
@@ -64,8 +63,7 @@ impl Plants {
     /// The site at `rip` that has a debug register.
     pub(crate) fn used_at(&self, rip: Gva) -> Option<Arc<Plant>> {
         let table = self.table.load();
-        let mut used = table.debug.iter().flatten().map(DebugUse::plant);
-        used.find(|plant| plant.at == rip).cloned()
+        table.in_registers().find(|plant| plant.at == rip).cloned()
     }
 
     /// The site at `rip` that has a debug register in place of a hidden plant.
@@ -167,11 +165,7 @@ impl Plants {
     /// Makes `table` the table for look-ups by vCPUs, and sets the debug registers accordingly.
     pub(crate) fn replace_table(&self, paused: &dyn Paused, mut table: Table) {
         self.watch_again(&mut table);
-        let execute = table
-            .debug
-            .each_ref()
-            .map(|used| used.as_ref().map(|used| used.plant().at));
-        paused.set_breakpoints(HardwareBreakpoints { execute });
+        paused.set_breakpoints(table.breakpoints());
         self.table.store(Arc::new(table));
     }
 

@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use errors::chain;
 use events::{ProbeId, ProbeState};
 use introspect::signature::Variable;
-use manifest::{Action, Location, ProbeConfig, ProbeKind};
+use manifest::{Action, DataBase, Location, ProbeConfig, ProbeKind, WatchedData};
 
 use crate::ResolveError;
 use crate::arguments::ArgumentSource;
@@ -36,6 +36,23 @@ fn check_program(running: &Running, is_handled: bool) -> Result<(), ProgramProbl
         _ if is_handled => Err(ProgramProblem::Handler),
         Abilities { interprets, .. } if interprets => Err(ProgramProblem::Interpreted),
         Abilities { debug_execute, .. } if !debug_execute => Err(ProgramProblem::DebugRegisters),
+        _ => Ok(()),
+    }
+}
+
+/// Checks whether the engine and the host can serve a watchpoint, maybe with a handler.
+fn check_data(running: &Running, data: &WatchedData, is_handled: bool) -> Result<(), WatchProblem> {
+    let is_in_register = data.access.is_in_register();
+    let is_in_task = matches!(data.base, DataBase::TaskMember { .. });
+    match running.abilities {
+        _ if is_handled => Err(WatchProblem::Handler),
+        Abilities { interprets, .. } if interprets && is_in_task => Err(WatchProblem::Interpreted),
+        _ if is_in_register && running.probes_in_registers() => {
+            Err(WatchProblem::RegistersForInstructions)
+        }
+        Abilities { debug_writes, .. } if is_in_register && !debug_writes => {
+            Err(WatchProblem::NoRegisters)
+        }
         _ => Ok(()),
     }
 }
@@ -93,17 +110,11 @@ impl ProbeList {
                     problem: problem.into(),
                 })?;
             }
-            if spec.location.is_in_task() && self.running.abilities.interprets {
-                return Err(ResolveError {
+            if let Location::Data(data) = &spec.location {
+                check_data(&self.running, data, is_handled).map_err(|problem| ResolveError {
                     spec: spec.to_string(),
-                    problem: WatchProblem::Interpreted.into(),
-                });
-            }
-            if spec.kind == ProbeKind::Watch && is_handled {
-                return Err(ResolveError {
-                    spec: spec.to_string(),
-                    problem: WatchProblem::Handler.into(),
-                });
+                    problem: problem.into(),
+                })?;
             }
             let follow = |action| {
                 Purpose::Return(ReturnPurpose {

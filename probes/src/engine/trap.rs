@@ -16,6 +16,7 @@ impl Engine {
             (Trap::PortWrite { at }, PlantByte::Port)
             | (Trap::Breakpoint { at }, PlantByte::Int3) => self.hits.on_hit(vcpu, at)?,
             (Trap::HardwareBreakpoint { fired, at }, _) => {
+                self.watches.on_register_writes(vcpu, fired)?;
                 self.hits.on_debug_hit(vcpu, fired, at)?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
@@ -68,7 +69,10 @@ impl Engine {
         trap: Trap,
     ) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
-        let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
+        let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| {
+            let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
+            self.watches.run_alone(vcpu, to, run)
+        };
         if let Some(at) = self.protected_accesses.take_waiting(vcpu.index()) {
             let hit = self.paused_hits.on_paused_hit(vcpu, paused, at, run)?;
             if hit == HitOutcome::NeedsPause {

@@ -305,7 +305,7 @@ impl Probe {
         let place = self.place.load();
         let is_placed = place
             .as_ref()
-            .is_some_and(|place| matches!(place.via, Via::ProtectedPage { .. }));
+            .is_some_and(|place| matches!(place.via, Via::Data { .. }));
         let spec = self.in_module.as_ref();
         is_placed
             || self.in_task.is_some()

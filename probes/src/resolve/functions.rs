@@ -35,7 +35,7 @@ pub fn functions(kernel: &Kernel) -> Vec<FunctionVerdict> {
         let (ip, at) = match at_offset(kernel, &symbol, 0) {
             Ok(Ok(place)) => match place.via {
                 Via::Plant { at, .. } => (place.ip, at),
-                Via::DebugRegister | Via::ProtectedPage { .. } => (place.ip, place.ip),
+                Via::DebugRegister | Via::Data { .. } => (place.ip, place.ip),
             },
             // For a refused site, the survey gives the reason.
             Ok(Err(_)) | Err(_) => (symbol.address, symbol.address),

@@ -27,8 +27,8 @@ pub enum Via {
     },
     /// A debug register: the kernel patches this instruction at run time and checks its bytes.
     DebugRegister,
-    /// The pages of the data are protected: the guest's accesses exit.
-    ProtectedPage {
+    /// The pages of the data are protected, or the data has a debug register.
+    Data {
         /// The number of watched bytes, at most [`MAX_WATCHED_BYTES`](manifest::MAX_WATCHED_BYTES).
         len: usize,
         /// The accesses that are hits.
@@ -56,6 +56,8 @@ pub enum MemoryOwner {
     Module(Gva),
     /// The task with the `struct task_struct` at the address. Addresses are run-time addresses.
     Task(Gva),
+    /// Nobody: the kernel may put the memory to any use. Addresses are run-time addresses in the kernel's map of all memory.
+    Nobody,
 }
 
 /// A site that can be probed.
@@ -82,14 +84,17 @@ impl Place {
     pub(crate) const fn module(&self) -> Option<Gva> {
         match self.owner {
             MemoryOwner::Module(module) => Some(module),
-            MemoryOwner::Kernel | MemoryOwner::Processors | MemoryOwner::Task(_) => None,
+            MemoryOwner::Kernel
+            | MemoryOwner::Processors
+            | MemoryOwner::Task(_)
+            | MemoryOwner::Nobody => None,
         }
     }
 
     /// The most words of the watched data; 0 at an instruction.
     pub(crate) const fn words(&self) -> usize {
         match self.via {
-            Via::ProtectedPage { len, .. } => words(len),
+            Via::Data { len, .. } => words(len),
             Via::Plant { .. } | Via::DebugRegister => 0,
         }
     }

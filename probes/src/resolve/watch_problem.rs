@@ -104,10 +104,24 @@ pub enum WatchProblem {
         "this host's KVM interprets the guest's kernel, and cannot execute some instructions that write to the struct of a task: use a host with VT-x or SVM, or --accel nested"
     )]
     Interpreted,
-    /// The bytes are outside of the kernel's data.
+    /// Bytes that a debug register cannot watch.
     #[error(
-        "{at} is not in the data of the kernel's image, and this version watches no other memory"
+        "a debug register watches 1, 2, 4 or 8 bytes at a multiple of their number, and not {bytes} bytes at {at}"
     )]
+    NotInRegister {
+        /// The link-time address, or the offset in a task.
+        at: Gva,
+        /// The number of bytes.
+        bytes: usize,
+    },
+    /// A host without debug registers for data.
+    #[error("debug registers for data do not work on this host")]
+    NoRegisters,
+    /// The level `registers`.
+    #[error("at the level `registers`, the debug registers belong to the probes at instructions")]
+    RegistersForInstructions,
+    /// The bytes are outside of the kernel's data.
+    #[error("{at} is not in the data of the kernel's image, whose pages alone can be protected")]
     NotData {
         /// The run-time address.
         at: Gva,
@@ -170,6 +184,10 @@ impl WatchProblem {
                 addresses: addresses.into_iter().map(moved).collect(),
             },
             Self::NotData { at } => Self::NotData { at: moved(at) },
+            Self::NotInRegister { at, bytes } => Self::NotInRegister {
+                at: moved(at),
+                bytes,
+            },
             Self::BehindData { at } => Self::BehindData { at: moved(at) },
             Self::PerCpuAddress { at } => Self::PerCpuAddress { at: moved(at) },
             other => other,
@@ -183,7 +201,18 @@ impl WatchProblem {
                 Some(format!("near names: {}", near.join(", ")))
             }
             Self::NoVariableInModule { .. } | Self::AmbiguousInModule { .. } => None,
-            Self::NoVariable { .. } | Self::NotData { .. } => Some(LIST.to_owned()),
+            Self::NoVariable { .. } => Some(LIST.to_owned()),
+            Self::NotData { at } if at.0 >> 63 == 1 => Some(format!(
+                "write watch:{at}:8:hw for writes to any memory of the kernel, by a debug register; {LIST}"
+            )),
+            Self::NotData { .. } => Some(LIST.to_owned()),
+            Self::NotInRegister { .. } => Some(
+                "watch a part, like watch:NAME+OFFSET:8:hw; or leave out `hw`: a page has no such limit"
+                    .to_owned(),
+            ),
+            Self::NoRegisters | Self::RegistersForInstructions => {
+                Some("leave out `hw`: the page of the data is protected then".to_owned())
+            }
             Self::NoMember { .. } => {
                 Some("`hyprobe types TYPE` prints the members of a type".to_owned())
             }

@@ -7,6 +7,7 @@ use address::{Gva, PAGE_BYTES};
 use inspect::expression::declared_type;
 use introspect::Symbol;
 use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedAccess, WatchedData};
+use vmm::BreakpointBytes;
 
 use super::place::{MemoryOwner, Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
@@ -139,23 +140,37 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
         return Err(WatchProblem::Size { bytes: size });
     };
     let bytes = at..at.wrapping_add(len as u64);
+    let is_in_register = data.access.is_in_register();
+    if is_in_register {
+        check_register(at, len)?;
+    }
+    let is_address = matches!(data.base, DataBase::Address(_));
     let (owner, when) = match within(kernel, PER_CPU, bytes) {
         // The kernel makes the copies early in its boot.
         true => (MemoryOwner::Processors, PlantTime::BootPatched),
+        // The map of all memory is final by then.
+        false if is_address && is_in_register && is_outside(kernel, at) => {
+            (MemoryOwner::Nobody, PlantTime::BootPatched)
+        }
         false => (MemoryOwner::Kernel, PlantTime::TextPresent),
     };
-    match (owner, &data.base) {
-        (MemoryOwner::Processors, DataBase::Address(_)) => {
-            return Err(WatchProblem::PerCpuAddress { at });
-        }
-        (MemoryOwner::Processors, _) => check_copies(kernel, at, len)?,
+    match owner {
+        MemoryOwner::Processors if is_address => return Err(WatchProblem::PerCpuAddress { at }),
+        MemoryOwner::Processors => check_copies(kernel, at, len)?,
+        MemoryOwner::Nobody => (),
         _ => check_image(kernel, at, len)?,
     }
-    check_page(kernel, at, len, data.access)?;
+    if !is_in_register {
+        check_page(kernel, at, len, data.access)?;
+    }
+    let ip = match owner {
+        MemoryOwner::Nobody => at.wrapping_add(slide.cast_unsigned()),
+        _ => at,
+    };
     Ok(Place {
-        ip: at,
+        ip,
         symbol: symbol.into(),
-        via: Via::ProtectedPage {
+        via: Via::Data {
             len,
             access: data.access,
         },
@@ -164,6 +179,19 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
         owner,
         arguments: ArgumentSource::Registers,
     })
+}
+
+/// Checks that a debug register can watch the bytes.
+pub(super) fn check_register(at: Gva, len: usize) -> Result<(), WatchProblem> {
+    match BreakpointBytes::new(at, len) {
+        Some(_) => Ok(()),
+        None => Err(WatchProblem::NotInRegister { at, bytes: len }),
+    }
+}
+
+/// Whether the address is in the kernel's half of the address space, and not in the kernel's image.
+fn is_outside(kernel: &Kernel, at: Gva) -> bool {
+    at.0 >> 63 == 1 && !kernel.image().contains(&at)
 }
 
 /// A variable or member.

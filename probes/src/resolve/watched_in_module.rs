@@ -9,6 +9,7 @@ use manifest::{DataBase, MAX_WATCHED_BYTES, WatchedData};
 
 use super::place::{MemoryOwner, Place, PlantTime, Via};
 use super::watch_problem::WatchProblem;
+use super::watched::check_register;
 use crate::arguments::ArgumentSource;
 use crate::module::ModuleSymbols;
 
@@ -40,10 +41,13 @@ pub(super) fn resolve(
     }
     let at = symbol.address.wrapping_add(*offset);
     check(module, at, u64::from(len))?;
+    if data.access.is_in_register() {
+        check_register(at, usize::from(len))?;
+    }
     Ok(Place {
         ip: at,
         symbol: format!("{name}+{offset:#x} [{}]", module.name()).into(),
-        via: Via::ProtectedPage {
+        via: Via::Data {
             len: usize::from(len),
             access: data.access,
         },

@@ -12,6 +12,7 @@ use manifest::{MAX_WATCHED_BYTES, WatchedData};
 use super::place::{MemoryOwner, Place, PlantTime, Via};
 use super::task_member::TaskMember;
 use super::watch_problem::WatchProblem;
+use super::watched::check_register;
 use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
 
@@ -23,7 +24,7 @@ pub(crate) fn in_task(member: &TaskMember, task: Gva) -> Place {
     Place {
         ip: task.wrapping_add(member.offset),
         symbol: Arc::clone(&member.symbol),
-        via: Via::ProtectedPage {
+        via: Via::Data {
             len: member.len,
             access: member.access,
         },
@@ -65,10 +66,15 @@ pub(super) fn resolve(
     }
     let len = u16::try_from(bytes).ok();
     let len = len.filter(|len| (1..=MAX_WATCHED_BYTES).contains(len));
+    let len = len.map(usize::from).ok_or(WatchProblem::Size { bytes })?;
+    if data.access.is_in_register() {
+        // The kernel aligns the structs of tasks to cache lines.
+        check_register(Gva(member.offset_bytes), len)?;
+    }
     Ok(TaskMember {
         pid,
         offset: member.offset_bytes,
-        len: len.map(usize::from).ok_or(WatchProblem::Size { bytes })?,
+        len,
         access: data.access,
         symbol: format!("{TASK}.{path}+0x0").into(),
     })

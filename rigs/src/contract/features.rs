@@ -267,6 +267,15 @@ pub const FEATURES: &[Feature] = &[
             "registers-live",
         ],
     ),
+    feature(
+        "watchpoints in debug registers: each write of an instruction is reported once, those of emulated and copied instructions included; where the host has none for data, it is said",
+        &[
+            "watch-hw",
+            "watch-hw-probed",
+            "watch-hw-vector",
+            "watch-hw-smp",
+        ],
+    ),
 ];
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod stock;
 mod text;
 mod watch;
 mod watch_reads;
+mod watch_registers;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -73,7 +74,7 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 16] = [
+    const ALL: [&[Case]; 17] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
@@ -89,6 +90,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         &control::CASES,
         &watch::CASES,
         &watch_reads::CASES,
+        &watch_registers::CASES,
         &looks::CASES,
     ];
     ALL.into_iter().flatten()

@@ -27,12 +27,12 @@ const LAST_BYTE: &str = "watch:watch_word+0x7:1";
 /// The number of parts of the page with watchpoints of their own, and their length.
 const PARTS: usize = 1000;
 const PART_BYTES: usize = 4;
-const STORE: &str = "kprobe:watch_store";
+pub(super) const STORE: &str = "kprobe:watch_store";
 /// The function with one instruction of each kind.
-const WRITES: &str = "watch_writes+";
+pub(super) const WRITES: &str = "watch_writes+";
 
 /// The value of the word after each instruction of `watch_writes` that writes to it, up to the repeated one. The word begins with 0.
-const VALUES: [u64; 14] = [
+pub(super) const VALUES: [u64; 14] = [
     0x1122_3344_5566_7788, // mov, 8 bytes
     0x1122_3344_0000_0000, // mov, 4 bytes
     0xab22_3344_0000_0000, // mov to byte 7

@@ -194,13 +194,17 @@ fn place_in_words(place: &Place) -> String {
             text += &format!(", noticed at {at}: the kernel patches the instruction itself");
         }
         Via::Plant { .. } => (),
-        Via::ProtectedPage { len, access } => {
+        Via::Data { len, access } => {
             let accesses = match access {
-                WatchedAccess::Writes => "writes to",
+                WatchedAccess::Writes | WatchedAccess::HardwareWrites => "writes to",
                 WatchedAccess::Reads => "reads of",
                 WatchedAccess::Both => "reads of and writes to",
             };
-            text += &format!(", {accesses} {len} bytes on a protected page");
+            let seen = match access.is_in_register() {
+                true => "in one of the four debug registers",
+                false => "on a protected page",
+            };
+            text += &format!(", {accesses} {len} bytes {seen}");
         }
         Via::DebugRegister => text += ", in one of the four debug registers",
     }

@@ -336,6 +336,6 @@ pub trait Paused {
     /// Whether a vCPU handles an NMI: the NMI may have arrived between any two instructions.
     fn is_in_nmi(&self) -> bool;
 
-    /// Sets the execution breakpoints of all vCPUs.
+    /// Sets the breakpoints of all vCPUs.
     fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);
 }

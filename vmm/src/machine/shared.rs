@@ -205,7 +205,7 @@ impl PausedGuard<'_> {
         self.shared.rips.is_one_in_nmi()
     }
 
-    /// Sets the execution breakpoints of all vCPUs. Each vCPU applies the change before the vCPU loop enters the guest again.
+    /// Sets the breakpoints of all vCPUs. Each vCPU applies the change before the vCPU loop enters the guest again.
     pub fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         let mut current = lock(&self.shared.breakpoints);
         if *current != breakpoints {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use address::Gva;
 use kvm_bindings::kvm_regs;
 
-use super::debug_setup::HardwareBreakpoints;
+use super::debug_setup::{HardwareBreakpoint, HardwareBreakpoints};
 use super::error::RunError;
 use super::exit::VmExit;
 use super::stopped::StoppedVcpu;
@@ -38,7 +38,8 @@ pub struct Alone<'a> {
 pub enum AloneBreakpoints {
     /// Those set by [`PausedGuard::set_breakpoints`] stay in force.
     Kept,
-    /// The first four stops in the programs' half of the address space, where no plant exits.
+    /// The first four stops in the programs' half of the address space, where no plant exits. Those set by [`PausedGuard::set_breakpoints`] for
+    /// data stay in force, in their registers, as far as the stops leave registers.
     ProgramStops,
 }
 
@@ -47,9 +48,15 @@ impl Alone<'_> {
         match self.breakpoints {
             AloneBreakpoints::Kept => kept,
             AloneBreakpoints::ProgramStops => {
-                let mut stops = self.stops.iter().filter(|stop| is_programs(**stop));
-                let execute = std::array::from_fn(|_| stops.next().copied());
-                HardwareBreakpoints { execute }
+                let stops = self.stops.iter().filter(|stop| is_programs(**stop));
+                let of_data = kept.0.map(|used| used.filter(|used| used.is_of_data()));
+                let mut registers = [0, 1, 2, 3];
+                registers.sort_by_key(|&i| of_data[i].is_some());
+                let mut set = of_data;
+                for (i, stop) in registers.into_iter().zip(stops) {
+                    set[i] = Some(HardwareBreakpoint::Execute(*stop));
+                }
+                HardwareBreakpoints(set)
             }
         }
     }
@@ -139,10 +146,11 @@ impl StoppedVcpu<'_> {
                     self.registers.set_regs(&kvm_regs { rip: at.0, ..regs })?;
                     return Ok(AloneEnd::At(at));
                 }
-                // The debug register fires in front of the instruction.
-                VmExit::Trapped(Trap::HardwareBreakpoint { at, .. }, _)
+                // The debug register fires in front of the instruction. One for data fires behind it, and the vCPU reaches the stop later.
+                VmExit::Trapped(Trap::HardwareBreakpoint { at, fired }, _)
                     if alone.breakpoints == AloneBreakpoints::ProgramStops
-                        && alone.stops.contains(&at) =>
+                        && alone.stops.contains(&at)
+                        && u64::from(fired) & self.debugging.breakpoints.of_data() == 0 =>
                 {
                     return Ok(AloneEnd::At(at));
                 }
@@ -154,5 +162,34 @@ impl StoppedVcpu<'_> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vcpu::debug_setup::BreakpointBytes;
+
+    #[test]
+    fn stops_of_programs_take_free_registers_before_those_for_data() {
+        let write = HardwareBreakpoint::Write(Gva(0x8000), BreakpointBytes::Eight);
+        let other = HardwareBreakpoint::Execute(Gva(0x9000));
+        let kept = HardwareBreakpoints([Some(write), Some(other), None, Some(write)]);
+        let set = |stops: &[Gva]| {
+            let alone = Alone {
+                stops,
+                limit: Duration::ZERO,
+                breakpoints: AloneBreakpoints::ProgramStops,
+            };
+            alone.breakpoints(kept).0
+        };
+        let stop = |at| Some(HardwareBreakpoint::Execute(Gva(at)));
+        // The stops of the kernel have plants.
+        let kernel = Gva(0xffff_ffff_8100_0000);
+        assert_eq!(set(&[kernel]), [Some(write), None, None, Some(write)]);
+        let one = [Some(write), stop(1), None, Some(write)];
+        assert_eq!(set(&[kernel, Gva(1)]), one);
+        let three = [stop(3), stop(1), stop(2), Some(write)];
+        assert_eq!(set(&[Gva(1), Gva(2), Gva(3)]), three);
     }
 }

@@ -36,8 +36,8 @@ const INT1: u8 = 0xf1;
 pub(super) enum DebugCause {
     /// Bits 0–3: these debug registers fired.
     Fired(u8),
-    /// The guest itself: single-stepping, an `int1`, or guarded debug registers.
-    Guest,
+    /// The guest itself: single-stepping, an `int1`, or guarded debug registers. Debug registers for data may have fired before, bits 0–3.
+    Guest { also: u8 },
 }
 
 impl Debugging {
@@ -47,27 +47,26 @@ impl Debugging {
     /// cause in DR6: the VMM's breakpoints at `pc` then decide.
     ///
     /// A step comes before a breakpoint at the next instruction, which fires when the next instruction is about to be
-    /// executed. Bits of fired registers may be left from earlier exceptions, since a processor never clears them.
+    /// executed. Bits of fired registers may be left from earlier exceptions, since a processor never clears them: KVM clears them at
+    /// each entry while the VMM uses debug registers for data, and otherwise they count for nothing.
     pub(super) fn cause(&self, dr6: u64, pc: Gva) -> DebugCause {
-        if dr6 & DR6_OWN_CAUSES != 0 {
-            return DebugCause::Guest;
-        }
         let told = dr6 & DR6_FIRED;
-        if told != 0 {
-            return fired(told);
+        if dr6 & DR6_OWN_CAUSES != 0 {
+            let also = registers(told & self.breakpoints.of_data());
+            return DebugCause::Guest { also };
         }
-        let here = (0..4).filter(|&i| self.breakpoints.execute[i] == Some(pc));
-        match here.map(|i| 1 << i).sum() {
-            0 => DebugCause::Guest,
-            registers => fired(registers),
+        if told != 0 {
+            return DebugCause::Fired(registers(told));
+        }
+        match self.breakpoints.executing(pc) {
+            0 => DebugCause::Guest { also: 0 },
+            here => DebugCause::Fired(registers(here)),
         }
     }
 }
 
-fn fired(registers: u64) -> DebugCause {
-    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
-    let registers = registers as u8;
-    DebugCause::Fired(registers)
+const fn registers(bits: u64) -> u8 {
+    (bits & DR6_FIRED) as u8
 }
 
 /// The length of an `int1` at the start of `bytes`, including prefixes.
@@ -180,7 +179,7 @@ fn is_step_of_kvm(registers: &mut VcpuRegisters<'_>) -> Result<bool, VcpuError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vcpu::debug_setup::HardwareBreakpoints;
+    use crate::vcpu::debug_setup::{BreakpointBytes, HardwareBreakpoint, HardwareBreakpoints};
 
     const HERE: Gva = Gva(0xffff_ffff_8100_0000);
     /// DR6 with its reserved bits and without a cause.
@@ -188,29 +187,42 @@ mod tests {
 
     fn at_here() -> Debugging {
         let execute = [None, Some(HERE), Some(HERE.wrapping_add(1)), Some(HERE)];
+        let execute = execute.map(|at| at.map(HardwareBreakpoint::Execute));
         Debugging {
-            breakpoints: HardwareBreakpoints { execute },
+            breakpoints: HardwareBreakpoints(execute),
             alone: false,
         }
     }
+
+    const STEP: DebugCause = DebugCause::Guest { also: 0 };
 
     #[test]
     fn dr6_names_the_fired_registers() {
         let debugging = Debugging::default();
         assert_eq!(debugging.cause(UNTOLD | 4, HERE), DebugCause::Fired(4));
-        assert_eq!(debugging.cause(UNTOLD, HERE), DebugCause::Guest);
+        assert_eq!(debugging.cause(UNTOLD, HERE), STEP);
+    }
+
+    #[test]
+    fn step_of_the_guest_over_a_watched_write_is_both() {
+        let mut debugging = at_here();
+        let write = HardwareBreakpoint::Write(HERE, BreakpointBytes::Eight);
+        debugging.breakpoints.0[0] = Some(write);
+        // Bit 1 is an execution breakpoint at the next instruction, which fires later.
+        let cause = debugging.cause(UNTOLD | DR6_STEPPED | 0b11, HERE);
+        assert_eq!(cause, DebugCause::Guest { also: 1 });
+        assert_eq!(debugging.cause(UNTOLD | 1, Gva(1)), DebugCause::Fired(1));
+        // Without DR6, a write is not known.
+        assert_eq!(debugging.cause(UNTOLD, Gva(1)), STEP);
     }
 
     #[test]
     fn step_and_guarded_register_are_the_guests_own() {
         for own in [DR6_STEPPED, DR6_ACCESS, DR6_TASK] {
-            assert_eq!(at_here().cause(UNTOLD | own, HERE), DebugCause::Guest);
+            assert_eq!(at_here().cause(UNTOLD | own, HERE), STEP);
             // Bit 1 is left from an earlier hit of DR1.
             let left = UNTOLD | own | 2;
-            assert_eq!(
-                at_here().cause(left, HERE.wrapping_add(2)),
-                DebugCause::Guest
-            );
+            assert_eq!(at_here().cause(left, HERE.wrapping_add(2)), STEP);
         }
     }
 
@@ -221,10 +233,7 @@ mod tests {
             at_here().cause(UNTOLD, HERE.wrapping_add(1)),
             DebugCause::Fired(0b100)
         );
-        assert_eq!(
-            at_here().cause(UNTOLD, HERE.wrapping_add(2)),
-            DebugCause::Guest
-        );
+        assert_eq!(at_here().cause(UNTOLD, HERE.wrapping_add(2)), STEP);
     }
 
     #[test]

@@ -138,9 +138,15 @@ impl StoppedVcpu<'_> {
                             Trap::HardwareBreakpoint { fired, at },
                             DefaultAction::Continue,
                         ),
-                        DebugCause::Guest => {
+                        DebugCause::Guest { also } => {
                             self.reinject_debug(dr6, at)?;
-                            VmExit::Handled
+                            match also {
+                                0 => VmExit::Handled,
+                                fired => VmExit::Trapped(
+                                    Trap::HardwareBreakpoint { fired, at },
+                                    DefaultAction::Continue,
+                                ),
+                            }
                         }
                     },
                 })

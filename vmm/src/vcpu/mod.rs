@@ -28,7 +28,7 @@ pub(crate) mod watchdog;
 pub use alone::{Alone, AloneBreakpoints, AloneEnd};
 pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
-pub use debug_setup::HardwareBreakpoints;
+pub use debug_setup::{BreakpointBytes, HardwareBreakpoint, HardwareBreakpoints};
 pub use error::{RunError, VcpuError};
 pub use exception::Exception;
 pub use registers::VcpuRegisters;

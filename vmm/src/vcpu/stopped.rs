@@ -140,8 +140,8 @@ impl StoppedVcpu<'_> {
         let dr7 = breakpoints.dr7();
         if dr7 != 0 {
             debug.control |= KVM_GUESTDBG_USE_HW_BP;
-            for (register, address) in debug.arch.debugreg.iter_mut().zip(breakpoints.execute) {
-                *register = address.unwrap_or_default().0;
+            for (register, breakpoint) in debug.arch.debugreg.iter_mut().zip(breakpoints.0) {
+                *register = breakpoint.map_or(0, |breakpoint| breakpoint.at().0);
             }
             // Bit 10 is always one.
             debug.arch.debugreg[7] = dr7 | 0x400;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
-use crate::plant_table::{DebugRegisters, DebugUse, Plant, Table};
+use crate::plant_table::{DataRegister, DebugRegisters, DebugUse, Plant, Table};
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.
@@ -50,24 +50,44 @@ impl Edit {
     }
 }
 
+/// Why watched words get no debug registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoRegister {
+    #[error(
+        "it needs more debug registers than are left: remove a probe that has one, or leave out `hw`, so that the page of the data is protected"
+    )]
+    Taken,
+    /// Some processors report one of two registers that fire at once (QEMU's TCG).
+    #[error(
+        "another watchpoint has a debug register for some of the bytes, but not for the same: watch the same bytes, or leave out `hw`"
+    )]
+    Overlap,
+    #[error(
+        "a debug register cannot watch bytes at an address that is not a multiple of their number"
+    )]
+    Unaligned,
+}
+
 /// The affected sites, while the change is put together.
 #[derive(Debug)]
 pub(crate) struct Edits<'t> {
     before: &'t Table,
     places: BTreeMap<Gva, Edit>,
     debug: Vec<Plant>,
+    /// The watched words that are to have a debug register.
+    data: Vec<DataRegister>,
     /// Whether plants are hidden.
     hides: bool,
 }
 
 impl<'t> Edits<'t> {
+    /// No edits of `before`, but no register of watched words.
     pub(crate) fn new(before: &'t Table, hides: bool) -> Self {
-        let debug = before.debug.iter().flatten().filter_map(|used| match used {
-            DebugUse::Only(plant) => Some(plant.of_interest_to(plant.probes.clone(), false)),
-            DebugUse::StandIn(_) => None,
-        });
+        let only = before.only();
+        let debug = only.map(|plant| plant.of_interest_to(plant.probes.clone(), false));
         Self {
             debug: debug.collect(),
+            data: Vec::new(),
             hides,
             before,
             places: BTreeMap::new(),
@@ -162,7 +182,7 @@ impl<'t> Edits<'t> {
         let known = self.debug.iter().position(|plant| plant.at == at);
         let index = known.unwrap_or(self.debug.len());
         if known.is_none() {
-            if index == 4 {
+            if index + self.data.len() >= self.before.debug.len() {
                 return false;
             }
             self.debug.push(Plant::new(at, spot));
@@ -171,6 +191,26 @@ impl<'t> Edits<'t> {
         self.debug[index].spot = spot;
         insert(&mut self.debug[index].probes, probe, ip);
         true
+    }
+
+    /// Adds the registers of watched words. On an error, none is added.
+    pub(crate) fn watch(&mut self, words: Vec<DataRegister>) -> Result<(), NoRegister> {
+        self.debug.retain(|plant| !plant.probes.is_empty());
+        let mut data = self.data.clone();
+        for word in words {
+            if let Some(same) = data.iter_mut().find(|other| other.is_of_same(&word)) {
+                same.watchpoints.extend(word.watchpoints);
+                same.watchpoints.sort_unstable();
+            } else if data.iter().any(|other| other.overlaps(&word)) {
+                return Err(NoRegister::Overlap);
+            } else if self.debug.len() + data.len() < self.before.debug.len() {
+                data.push(word);
+            } else {
+                return Err(NoRegister::Taken);
+            }
+        }
+        self.data = data;
+        Ok(())
     }
 
     /// Marks `at` as a return site of followed calls.
@@ -245,7 +285,11 @@ impl<'t> Edits<'t> {
         for plant in fresh.iter().filter_map(|at| table.at(*at)) {
             plant.refresh(planter);
         }
-        table.debug = debug_registers(self.debug, before, &table, paused, planter);
+        let data = self.data.into_iter().map(DebugUse::Data);
+        let only = self.debug.into_iter();
+        let only = only.filter(|plant| !plant.probes.is_empty());
+        let only = only.map(|plant| DebugUse::Only(Arc::new(plant)));
+        table.debug = debug_registers(only.chain(data), before, &table, paused, planter);
         Ok(table)
     }
 }
@@ -256,29 +300,24 @@ fn insert(probes: &mut Vec<(Arc<Probe>, Gva)>, probe: &Arc<Probe>, ip: Gva) {
     probes.insert(at, (Arc::clone(probe), ip));
 }
 
-/// Assigns the debug registers: first to sites where no plant is possible, then to withdrawn plants that had a register
-/// before the change. If a withdrawn plant gets no register, nothing would end the withdrawal, and the plant returns at
+/// Assigns the debug registers: first to `wanted`, then to withdrawn plants that had a register before the change. If a withdrawn plant gets no register, nothing would end the withdrawal, and the plant returns at
 /// once.
 fn debug_registers(
-    only: Vec<Plant>,
+    wanted: impl Iterator<Item = DebugUse>,
     before: &Table,
     after: &Table,
     paused: &dyn Paused,
     planter: &Planter,
 ) -> DebugRegisters {
-    let only = only
-        .into_iter()
-        .filter(|plant| !plant.probes.is_empty())
-        .map(|plant| DebugUse::Only(Arc::new(plant)));
     let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
         DebugUse::StandIn(plant) => after.at(plant.at).cloned().map(DebugUse::StandIn),
-        DebugUse::Only(_) => None,
+        DebugUse::Only(_) | DebugUse::Data(_) => None,
     });
-    let mut uses = only.chain(stand_ins);
+    let mut uses = wanted.chain(stand_ins);
     let debug = std::array::from_fn(|_| uses.next());
-    for left in uses {
+    for left in uses.filter_map(|left| left.plant().cloned()) {
         // Without a register, memory cannot show the original byte any longer.
-        let _ = planter.replant(paused, left.plant().spot.gpa);
+        let _ = planter.replant(paused, left.spot.gpa);
     }
     debug
 }

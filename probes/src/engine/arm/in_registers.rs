@@ -37,7 +37,7 @@ impl Armer {
             })
         };
         match (&probe.purpose, place.via) {
-            (Purpose::KernelEvent(_), _) | (_, Via::ProtectedPage { .. }) => false,
+            (Purpose::KernelEvent(_), _) | (_, Via::Data { .. }) => false,
             // Refused at each site.
             (Purpose::Return(_), _) => true,
             (_, Via::Plant { .. } | Via::DebugRegister) => !is_own(),

@@ -32,7 +32,7 @@ use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
-use crate::engine::watch::table::{WatchTable, WatchedBytes};
+use crate::engine::watch::table::{Watch, WatchTable, WatchedBytes};
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 use crate::resolve::{TaskMember, WORDS_MAX, WatchProblem};
 
@@ -80,7 +80,10 @@ impl Armer {
         self.records.take_out_records();
         let was_handler_probed = self.int3.is_int3_handler_probed();
         let table = self.plants.table.load_full();
+        let mut watched = self.watches.outside(change);
         let mut edits = Edits::new(&table, self.running.hides_plants());
+        let kept = self.watches.take_registers(&watched, &mut edits);
+        debug_assert_eq!(kept, Ok(()), "the words have registers already");
         let mut registers = self.register_sites(&change);
         let looked_at = || self.plants.kernel_event_probes.iter().chain(change.probes);
         for probe in looked_at().chain(change.dropped) {
@@ -99,7 +102,6 @@ impl Armer {
                 self.optimiser.report_hindrance(plant);
             }
         }
-        let mut watched = self.watches.outside(change);
         let mut states = Vec::new();
         // The kernel event probes come first.
         let mut sees_modules_go = self.plants.have_module_events();
@@ -111,17 +113,20 @@ impl Armer {
                 sees_tasks &= !probe.sees_tasks();
             }
             if let NewState::Watching(pieces) = &state {
-                let words = || pieces.iter().flat_map(|piece| piece.words(probe));
+                let words = pieces.iter().flat_map(|piece| piece.words(probe));
+                let words: Vec<Watch> = words.collect();
                 if probe.in_module.is_some() && !sees_modules_go {
                     state = NewState::Refused(UNSEEN_MODULES.to_owned());
                 } else if probe.in_task.is_some() && !sees_tasks {
                     state = NewState::Refused(UNSEEN_TASKS.to_owned());
-                } else if watched.len() + words().count() > WORDS_MAX {
+                } else if watched.len() + words.len() > WORDS_MAX {
                     // Per-CPU data has been counted as one copy.
                     let problem = WatchProblem::TooManyWords { most: WORDS_MAX };
                     state = NewState::Refused(problem.to_string());
+                } else if let Err(why) = self.watches.take_registers(&words, &mut edits) {
+                    state = NewState::Refused(why.to_string());
                 } else {
-                    watched.extend(words());
+                    watched.extend(words);
                 }
             }
             states.push((probe, state));

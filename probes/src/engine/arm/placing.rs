@@ -15,7 +15,8 @@ const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for p
 
 const NO_DEBUG_REGISTERS: &str = "the kernel patches this instruction itself at run time, and debug registers do not work on this host";
 
-/// The reason why a plant and a watchpoint cannot share a page: the slot of the page is either read-only or protected.
+/// The reason why a plant and a watchpoint cannot share a page: the slot of the page is either read-only or protected. KVM emulates writes to a
+/// read-only page, and no debug register fires at them.
 const PROTECTED: &str = "its page has watched data: remove the watchpoints of the page first";
 const PLANTED: &str = "its page has probed code: remove the probes of the page first";
 
@@ -25,11 +26,12 @@ impl Armer {
         if place.when == PlantTime::BootPatched && !self.running.boot_patched.get() {
             return Arming::Later(match place.owner {
                 MemoryOwner::Processors => "the kernel has not made the processors' copies yet",
+                MemoryOwner::Nobody => "the kernel has not mapped all memory yet",
                 _ => "the kernel rewrites this instruction while it boots",
             });
         }
         let (linked, len) = match place.via {
-            Via::ProtectedPage { len, access } => {
+            Via::Data { len, access } => {
                 return self.arming_of_data(place, len, access, located);
             }
             Via::Plant { at, len } => (at, Some(len)),
@@ -39,7 +41,7 @@ impl Armer {
             return not_there(place, linked);
         };
         let at = located.running_at(place, linked);
-        if self.watches.protects(spot, len.unwrap_or(1)) {
+        if self.watches.has_data_on(spot, len.unwrap_or(1)) {
             return Arming::Refused(PROTECTED.to_owned());
         }
         let Some(len) = len else {

@@ -73,7 +73,7 @@ impl Site {
             module: place.module(),
             at: match place.via {
                 Via::Plant { at, .. } => at,
-                Via::DebugRegister | Via::ProtectedPage { .. } => place.ip,
+                Via::DebugRegister | Via::Data { .. } => place.ip,
             },
             is_loaded: true,
         }

@@ -266,12 +266,12 @@ impl Hits {
     ) -> Result<HitOutcome, GuestError> {
         let table = self.plants.table.load();
         let used = (0..4).filter(|i| fired & (1 << i) != 0).find_map(|i| {
-            table.debug[i]
-                .as_ref()
-                .filter(|used| used.plant().at == rip)
+            let used = table.debug[i].as_ref()?;
+            let plant = used.plant().filter(|plant| plant.at == rip)?;
+            Some((used, plant))
         });
-        if let Some(used) = used
-            && !self.plants.executes(vcpu, used.plant())?
+        if let Some((_, plant)) = used
+            && !self.plants.executes(vcpu, plant)?
         {
             if self.running.abilities.interprets && vcpu.system_state()?.privilege == 0 {
                 // KVM's emulator would report the breakpoint in spite of RF: the instruction runs alone.
@@ -283,10 +283,11 @@ impl Hits {
             return Ok(HitOutcome::Resume);
         }
         match used {
-            None => Ok(HitOutcome::NotOurs),
+            // Or only watched data.
+            None | Some((DebugUse::Data(_), _)) => Ok(HitOutcome::NotOurs),
             // The plant returns, and is hit.
-            Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
-            Some(DebugUse::Only(plant)) => {
+            Some((DebugUse::StandIn(_), _)) => Ok(HitOutcome::NeedsPause),
+            Some((DebugUse::Only(_), plant)) => {
                 // KVM's emulator reports a breakpoint although RF is set, and the processor does not: the guest returns to an
                 // instruction that has been hit, and has faulted. At an exit, a VT-x shows RF set.
                 let is_again = self.running.probes_in_registers()

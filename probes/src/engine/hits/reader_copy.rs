@@ -11,7 +11,7 @@ use text::GuestError;
 
 use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};
 use crate::handler::HitContext;
-use crate::plant_table::{DebugUse, Plant};
+use crate::plant_table::Plant;
 use crate::registry::{Purpose, Reader};
 
 /// The functions of a copy: a probe in either function sees each execution, so none may be skipped.
@@ -73,8 +73,7 @@ impl Readers {
             };
             let (start, end) = (symbol.address, symbol.address.wrapping_add(symbol.size));
             let is_within = |at: Gva| (start..end).contains(&located.linked(at)) && at != entry.at;
-            let mut watched = table.debug.iter().flatten().map(DebugUse::plant);
-            if watched.any(|plant| is_within(plant.at)) {
+            if table.in_registers().any(|plant| is_within(plant.at)) {
                 return true;
             }
             let Some(gpa) = self.running.gpa_of(start, located) else {

@@ -1,7 +1,7 @@
 //! Watched data in the memory of the running kernel: one piece, or one for each processor.
 
 use address::{Gva, PAGE_BYTES};
-use inspect::{KernelView, PerCpuOffsets};
+use inspect::{DirectMap, KernelView, PerCpuOffsets};
 use introspect::walk;
 use manifest::WatchedAccess;
 use text::Spot;
@@ -18,6 +18,10 @@ pub(crate) enum NotInMemory {
     Image { at: Gva },
     #[error("{at} is not in memory")]
     Memory { at: Gva },
+    #[error(
+        "{at} is not in the kernel's map of all memory, where slabs and pages have their addresses: other mappings change"
+    )]
+    Mapped { at: Gva },
     #[error("the kernel's table of its processors' data cannot be read")]
     NoTable,
     #[error(
@@ -56,6 +60,15 @@ impl Running {
             MemoryOwner::Module(_) | MemoryOwner::Task(_) => {
                 let spot = self.spot_by_tables(at, len);
                 let spot = spot.ok_or(NotInMemory::Memory { at })?;
+                Ok(vec![piece(at, spot, None)])
+            }
+            MemoryOwner::Nobody => {
+                let found = self.spot_by_tables(at, len);
+                let map = self.with_view(DirectMap::find).flatten();
+                let is_mapped =
+                    |spot: &Spot| map.is_some_and(|map| map.start.wrapping_add(spot.gpa.0) == at);
+                let spot = found.filter(is_mapped);
+                let spot = spot.ok_or(NotInMemory::Mapped { at })?;
                 Ok(vec![piece(at, spot, None)])
             }
             MemoryOwner::Processors => {

@@ -27,7 +27,7 @@ impl Located {
     /// The run-time address of `at`, an address in the terms of `place`.
     pub(crate) fn running_at(self, place: &Place, at: Gva) -> Gva {
         match place.owner {
-            MemoryOwner::Module(_) | MemoryOwner::Task(_) => at,
+            MemoryOwner::Module(_) | MemoryOwner::Task(_) | MemoryOwner::Nobody => at,
             MemoryOwner::Kernel | MemoryOwner::Processors => {
                 at.wrapping_add(self.slide.cast_unsigned())
             }

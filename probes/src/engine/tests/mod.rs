@@ -109,6 +109,7 @@ const ABILITIES: Abilities = Abilities {
     stealth: manifest::Stealth::Writes,
     plant: PlantByte::Port,
     debug_execute: true,
+    debug_writes: true,
     breakpoint_before_fetch: false,
     int3_exits: false,
     int3_to_guest: true,

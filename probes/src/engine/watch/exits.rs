@@ -38,8 +38,12 @@ impl Watches {
             true => "many instructions".to_owned(),
             false => frequent.join(", "),
         };
+        let remedy = match self.running.abilities.debug_writes {
+            true => "; with `hw`, up to 8 bytes exit at their own writes only",
+            false => "",
+        };
         format!(
-            "{} exits in {} ms at the page of this data slow the guest, by {by}",
+            "{} exits in {} ms at the page of this data slow the guest, by {by}{remedy}",
             hot.exits,
             hot.in_ns / 1_000_000,
         )

@@ -94,6 +94,8 @@ impl Seen {
     /// The probes with words on the pages, none of which is an access, each once.
     pub(crate) fn beside(&self, table: &WatchTable) -> impl Iterator<Item = Arc<Probe>> + use<> {
         let on_pages = self.pages.iter().flat_map(|page| table.on_page(*page));
+        // The page is not protected because of a word with a debug register.
+        let on_pages = on_pages.filter(|watch| !watch.access.is_in_register());
         let mut beside: BTreeMap<ProbeId, Arc<Probe>> = on_pages
             .map(|watch| (watch.probe.id, Arc::clone(&watch.probe)))
             .collect();

@@ -11,6 +11,7 @@ pub(crate) mod hot_pages;
 pub(crate) mod lifted;
 pub(crate) mod memory;
 mod operands;
+mod registers;
 pub(crate) mod table;
 pub(crate) mod writer;
 
@@ -69,10 +70,11 @@ impl Watches {
         !self.table.load().is_empty()
     }
 
-    /// Whether a page of the instruction at `spot` is protected.
-    pub(crate) fn protects(&self, spot: Spot, len: usize) -> bool {
+    /// Whether a page of the instruction at `spot` has watched data.
+    pub(crate) fn has_data_on(&self, spot: Spot, len: usize) -> bool {
         let table = self.table.load();
-        spot.pages(len).any(|page| table.protects(page))
+        let mut pages = spot.pages(len);
+        pages.any(|page| table.on_page(page).next().is_some())
     }
 
     /// Whether the guest can access protected pages: a vCPU runs alone.
@@ -243,6 +245,7 @@ impl Watches {
             {
                 self.report(vcpu, lifted.regs, lifted.origin, &earlier)?;
             }
+            access.watch.replace_last(access.new);
             self.report(vcpu, regs, origin, access)?;
         }
         Ok(())
@@ -277,12 +280,15 @@ impl Watches {
                 probe.counters.miss(Missed::Unprotected);
             }
             // The exit does not name the page.
-            if !accessed.contains(id) {
+            if !accessed.contains(id) && !access.is_in_register() {
                 probe.counters.count_exit();
             }
         }
-        let mut accesses = accesses.iter();
-        accesses.try_for_each(|access| self.report(vcpu, lifted.regs, lifted.origin, access))
+        for access in &accesses {
+            access.watch.replace_last(access.new);
+            self.report(vcpu, lifted.regs, lifted.origin, access)?;
+        }
+        Ok(())
     }
 
     /// Counts and reports an access of `origin`. `regs` are the vCPU's registers for the filter and the event.

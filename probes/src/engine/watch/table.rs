@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::{Gpa, Gva};
 use events::ProbeId;
 use introspect::PhysMemory;
 use manifest::WatchedAccess;
 use text::Spot;
-use vmm::Protection;
+use vmm::{BreakpointBytes, Protection};
 
+use crate::plant_table::DataRegister;
 use crate::registry::Probe;
 #[cfg(test)]
 use crate::registry::Purpose;
@@ -58,6 +60,7 @@ impl WatchedBytes {
                 len,
                 access: self.access,
                 copy: self.copy,
+                last: Arc::default(),
             };
             offset += len;
             Some(word)
@@ -80,6 +83,8 @@ pub(crate) struct Watch {
     pub(crate) access: WatchedAccess,
     /// The processor whose copy of a per-CPU variable it is.
     pub(crate) copy: Option<u16>,
+    /// The value behind the last write that is known, of a word with a debug register.
+    pub(crate) last: Arc<AtomicU64>,
 }
 
 /// The identity of a word, in the order of the table.
@@ -98,6 +103,23 @@ impl Watch {
         u64::from_le_bytes(bytes)
     }
 
+    /// The debug register that the word has in place of a protected page.
+    pub(crate) fn register(&self) -> Option<DataRegister> {
+        let bytes = BreakpointBytes::new(self.at, self.len)?;
+        self.access.is_in_register().then(|| DataRegister {
+            at: self.at,
+            bytes,
+            gpa: self.gpa,
+            watchpoints: vec![self.probe.id],
+        })
+    }
+
+    /// Takes note of the value behind a write. Returns the value behind the write before.
+    pub(crate) fn replace_last(&self, value: u64) -> u64 {
+        // Changed under the lock of the watchpoints, or with the vCPUs paused.
+        self.last.swap(value, Ordering::Relaxed)
+    }
+
     /// Whether a byte of the word is among the `len` bytes from `gpa` on.
     pub(crate) fn overlaps(&self, gpa: Gpa, len: usize) -> bool {
         self.gpa.0 < gpa.0.saturating_add(len as u64) && gpa.0 < self.gpa.0 + self.len as u64
@@ -112,13 +134,18 @@ pub(crate) struct WatchTable {
     probes: BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)>,
     /// Whether any read is a hit.
     has_reads: bool,
+    /// Whether any word has a debug register.
+    has_registers: bool,
 }
 
 impl WatchTable {
     pub(crate) fn new(mut watches: Vec<Watch>) -> Self {
         watches.sort_by_key(Watch::key);
         let mut pages = BTreeMap::new();
-        for watch in &watches {
+        for watch in watches
+            .iter()
+            .filter(|watch| !watch.access.is_in_register())
+        {
             let protection = pages.entry(watch.gpa.page()).or_insert(Protection::Writes);
             if watch.access.has_reads() {
                 *protection = Protection::Accesses;
@@ -128,6 +155,7 @@ impl WatchTable {
         Self {
             probes: watches.iter().map(of_probe).collect(),
             has_reads: watches.iter().any(|watch| watch.access.has_reads()),
+            has_registers: watches.iter().any(|watch| watch.access.is_in_register()),
             watches,
             pages,
         }
@@ -164,6 +192,11 @@ impl WatchTable {
     /// Whether any read is a hit.
     pub(crate) fn has_reads(&self) -> bool {
         self.has_reads
+    }
+
+    /// Whether any word has a debug register.
+    pub(crate) fn has_registers(&self) -> bool {
+        self.has_registers
     }
 
     /// The position of a word in [`watches`](Self::watches).

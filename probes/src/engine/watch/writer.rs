@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use address::Gva;
-use introspect::insn::boundaries;
-use introspect::{PagingState, read_virt};
+use introspect::insn::{Decoded, boundaries};
+use introspect::{PagingState, Symbol, read_virt};
 
 use crate::engine::watch::Watches;
 use crate::engine::watch::memory::Origin;
@@ -47,20 +47,18 @@ impl Watches {
 
     fn module_symbol(&self, ip: Gva) -> Option<String> {
         let module = self.running.modules.holding(ip)?;
-        let symbols = module.symbols();
-        let after = symbols.partition_point(|symbol| symbol.address <= ip);
-        let mut before = symbols[..after].iter().rev();
-        let symbol = before.find(|symbol| symbol.is_text())?;
+        let symbol = function_of(module.symbols(), ip)?;
         let offset = ip.offset_from(symbol.address)?;
         Some(format!("{}+{offset:#x} [{}]", symbol.name, module.name()))
     }
 
     /// The instruction in front of `rip`, by the function's original bytes; `rip` itself if the bytes do not tell.
     pub(crate) fn in_front_of(&self, paging: &PagingState, rip: Gva) -> Gva {
-        self.previous(paging, rip).unwrap_or(rip)
+        self.previous(paging, rip).map_or(rip, |before| before.at())
     }
 
-    fn previous(&self, paging: &PagingState, rip: Gva) -> Option<Gva> {
+    /// The instruction that ends at `rip`, by the original bytes of the function.
+    pub(super) fn previous(&self, paging: &PagingState, rip: Gva) -> Option<Decoded> {
         let last = Gva(rip.0.checked_sub(1)?);
         let (start, code) = match self.detour.laid_at(last) {
             Some(laid) => {
@@ -72,21 +70,37 @@ impl Watches {
         };
         let all = boundaries(&code, start).map_while(Result::ok);
         let before = all.last()?;
-        (before.next() == rip).then(|| before.at())
+        (before.next() == rip).then_some(before)
     }
 
     /// The original bytes of the function with the byte at `last`, up to the byte, and their address.
     fn function_up_to(&self, paging: &PagingState, last: Gva) -> Option<(Gva, Vec<u8>)> {
-        let linked = self.running.located.get()?.linked(last);
-        let found = self.running.kernel.symbols().resolve(linked)?;
-        if !found.symbol.is_text() {
-            return None;
-        }
-        let start = Gva(last.0.checked_sub(found.offset)?);
+        let start = self.function_start(last)?;
         let mut code = vec![0; bytes_between(start, last.checked_add(1)?)?];
         read_virt(&self.running.planter.own(), paging, start, &mut code).ok()?;
         Some((start, code))
     }
+}
+
+impl Watches {
+    /// The start of the function of the kernel or of a module with the byte at `at`.
+    fn function_start(&self, at: Gva) -> Option<Gva> {
+        let linked = self.running.located.get()?.linked(at);
+        if !self.running.kernel.image().contains(&linked) {
+            let module = self.running.modules.holding(at)?;
+            return Some(function_of(module.symbols(), at)?.address);
+        }
+        let found = self.running.kernel.symbols().resolve(linked)?;
+        let start = Gva(at.0.checked_sub(found.offset)?);
+        found.symbol.is_text().then_some(start)
+    }
+}
+
+/// The function with the byte at `at`, of a module with `symbols` in the order of their addresses.
+fn function_of(symbols: &[Symbol], at: Gva) -> Option<&Symbol> {
+    let after = symbols.partition_point(|symbol| symbol.address <= at);
+    let mut before = symbols[..after].iter().rev();
+    before.find(|symbol| symbol.is_text())
 }
 
 /// The number of bytes from `start` to `end`, if a function can have as many.

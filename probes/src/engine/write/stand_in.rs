@@ -54,7 +54,9 @@ impl StandIns {
             .filter_map(|at| table.at_gpa(Gpa(at)).cloned())
             .collect();
         for plant in &covered {
-            if uses.iter().any(|used| used.plant().at == plant.at) {
+            let stands_in =
+                |used: &DebugUse| used.plant().is_some_and(|other| other.at == plant.at);
+            if uses.iter().any(stands_in) {
                 continue;
             }
             if uses.len() == table.debug.len() {
@@ -63,10 +65,9 @@ impl StandIns {
                     self.withdraw_unwatched(paused, plant)?;
                     continue;
                 };
-                let ended = uses.remove(oldest);
-                self.running
-                    .planter
-                    .replant(paused, ended.plant().spot.gpa)?;
+                if let Some(ended) = uses.remove(oldest).plant() {
+                    self.running.planter.replant(paused, ended.spot.gpa)?;
+                }
             }
             self.running.planter.withdraw(paused, plant.spot.gpa)?;
             uses.push(DebugUse::StandIn(Arc::clone(plant)));
@@ -131,10 +132,10 @@ impl StandIns {
         let ended = debug.iter_mut().find_map(|slot| {
             slot.take_if(|used| matches!(used, DebugUse::StandIn(plant) if plant.at == rip))
         });
-        let Some(used) = ended else { return Ok(false) };
-        self.running
-            .planter
-            .replant(paused, used.plant().spot.gpa)?;
+        let Some(DebugUse::StandIn(plant)) = ended else {
+            return Ok(false);
+        };
+        self.running.planter.replant(paused, plant.spot.gpa)?;
         table.debug = debug;
         self.plants.replace_table(paused, table);
         Ok(true)

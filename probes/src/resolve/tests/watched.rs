@@ -15,12 +15,12 @@ fn watched_data_is_a_place_on_a_protected_page() {
     assert_eq!(found.ip, at.wrapping_add(4));
     assert_eq!(&*found.symbol, "counter+0x4");
     let access = WatchedAccess::Writes;
-    assert_eq!(found.via, Via::ProtectedPage { len: 2, access });
+    assert_eq!(found.via, Via::Data { len: 2, access });
     let by_address = place(&kernel, &format!("watch:{at}:8:rw"));
     let access = WatchedAccess::Both;
     assert_eq!(
         (by_address.ip, by_address.via),
-        (at, Via::ProtectedPage { len: 8, access })
+        (at, Via::Data { len: 8, access })
     );
 }
 
@@ -94,7 +94,7 @@ fn unsuitable_data_is_refused_with_a_remedy() {
         ),
         (
             "watch:0x1000:8",
-            "0x1000 is not in the data of the kernel's image, and this version watches no other memory"
+            "0x1000 is not in the data of the kernel's image, whose pages alone can be protected"
                 .to_owned(),
             Some("`hyprobe symbols --kernel FILE PATTERN` lists the symbols".to_owned()),
         ),
@@ -222,12 +222,12 @@ fn member_of_a_task_has_a_place_once_the_process_is_started() {
     let access = WatchedAccess::Writes;
     assert_eq!(found.ip, Gva(0x1008));
     assert_eq!(found.owner, MemoryOwner::Task(Gva(0x1000)));
-    assert_eq!(found.via, Via::ProtectedPage { len: 16, access });
+    assert_eq!(found.via, Via::Data { len: 16, access });
     let of = in_task(
         &member("watch:struct task_struct.comm@pid:7:4"),
         Gva(0x1000),
     );
-    assert_eq!(of.via, Via::ProtectedPage { len: 4, access });
+    assert_eq!(of.via, Via::Data { len: 4, access });
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn address_between_two_segments_is_not_watched() {
     assert_eq!(
         error.problem.to_string(),
         format!(
-            "{hole} is not in the data of the kernel's image, and this version watches no other memory"
+            "{hole} is not in the data of the kernel's image, whose pages alone can be protected"
         )
     );
 }

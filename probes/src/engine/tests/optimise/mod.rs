@@ -145,7 +145,7 @@ impl Rig {
             .debug
             .iter()
             .flatten()
-            .any(|used| used.plant().at == rip)
+            .any(|used| used.plant().is_some_and(|plant| plant.at == rip))
         {
             let run = |_: &mut FakeVcpu, _: text::To<'_>| -> Result<Ran, _> {
                 panic!("nothing here is executed in place")

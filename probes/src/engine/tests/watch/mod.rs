@@ -1,5 +1,6 @@
 //! Writes of the guest to watched data.
 
+mod in_debug_registers;
 mod in_modules;
 mod in_tasks;
 mod per_cpu;
@@ -391,7 +392,7 @@ fn note_names_the_instruction_of_many_exits() {
     assert_eq!(note.probe.as_deref(), Some("watch:counter:8"));
     let text = &note.text;
     assert!(text.starts_with("1000 exits in "), "{text}");
-    let by = "slow the guest, by writer+0x0 (at least 1000)";
+    let by = "slow the guest, by writer+0x0 (at least 1000); with `hw`, up to 8 bytes exit at their own writes only";
     assert!(text.ends_with(by), "{text}");
 }
 
@@ -407,7 +408,7 @@ fn note_names_no_instruction_of_many_that_exit() {
     let notes = watched.rig.notes();
     let text = &notes.first().expect("a note").text;
     assert!(
-        text.ends_with("slow the guest, by many instructions"),
+        text.ends_with("slow the guest, by many instructions; with `hw`, up to 8 bytes exit at their own writes only"),
         "{text}"
     );
 }

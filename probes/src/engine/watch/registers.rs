@@ -1,0 +1,109 @@
+//! Watched words with a debug register: the processor reports a write behind the instruction.
+//!
+//! The register has a linear address. The emulator's writes, and those of an instruction that the hardware executes without the register, are
+//! seen by the guest-physical address, as those to a protected page are.
+
+use address::Gva;
+use introspect::insn::{decode, is_repeated, writes_memory};
+use introspect::{PagingState, read_virt};
+use text::{GuestError, Ran, To, Vcpu};
+
+use super::Watches;
+use super::memory::{Origin, SeenAccess};
+use super::table::Watch;
+use crate::engine::arm::edits::{Edits, NoRegister};
+use crate::resolve::WORD_BYTES;
+
+/// More than the bytes of a repeated instruction with its prefixes.
+const MAX_REPEATED_BYTES: usize = 4;
+
+impl Watches {
+    /// Gives each of `words` that needs one a debug register. The vCPUs are paused.
+    pub(crate) fn take_registers(
+        &self,
+        words: &[Watch],
+        edits: &mut Edits<'_>,
+    ) -> Result<(), NoRegister> {
+        let memory = self.running.memory.as_ref();
+        let needy = words.iter().filter(|word| word.access.is_in_register());
+        let registers = needy.map(|word| {
+            word.replace_last(word.value(&memory));
+            word.register().ok_or(NoRegister::Unaligned)
+        });
+        edits.watch(registers.collect::<Result<_, _>>()?)
+    }
+
+    /// Runs the vCPU alone by `run`, up to a stop. The stops may need the debug registers: then the words' values show the writes.
+    pub(crate) fn run_alone<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        to: To<'_>,
+        run: impl FnOnce(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<Ran, GuestError> {
+        let table = self.table.load();
+        if !table.has_registers() || self.is_lifted() {
+            return run(vcpu, to);
+        }
+        let regs = vcpu.regs()?;
+        let ran = run(vcpu, to)?;
+        let memory = self.running.memory.as_ref();
+        let words = table.watches().iter();
+        for word in words.filter(|word| word.access.is_in_register()) {
+            let _order = self.lock();
+            let new = word.value(&memory);
+            let old = word.replace_last(new);
+            if old != new {
+                let access = SeenAccess::write(word, old, new);
+                self.report(vcpu, regs, Origin::Instruction(Gva(regs.rip)), &access)?;
+            }
+        }
+        Ok(ran)
+    }
+
+    /// Reports the writes of the vCPU after which the debug registers `fired`, bits 0 to 3, have stopped the vCPU. Registers of instructions are left out.
+    pub(crate) fn on_register_writes(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        fired: u8,
+    ) -> Result<(), GuestError> {
+        let plants = self.plants.table.load();
+        let mut written = plants.written(fired).peekable();
+        if written.peek().is_none() {
+            return Ok(());
+        }
+        let regs = vcpu.regs()?;
+        let paging = vcpu.system_state()?.paging;
+        let before = self.previous(&paging, Gva(regs.rip));
+        let before = before.filter(writes_memory).map(|before| before.at());
+        let repeated = self.repeated_store(&paging, Gva(regs.rip));
+        let table = self.table.load();
+        let memory = self.running.memory.as_ref();
+        let words = written.flat_map(|register| {
+            let keys = register.watchpoints.iter().map(|id| (register.gpa, *id));
+            // A change that has failed may have left the register to nobody.
+            keys.filter_map(|key| table.watches().get(table.index_of(key)?))
+        });
+        for watch in words {
+            let mut order = self.lock();
+            let new = watch.value(&memory);
+            // A repeated instruction is at RIP until its last element. Behind a call, or the delivery of an event, the code does not tell.
+            let is_element = watch.at.0.abs_diff(regs.rdi) <= WORD_BYTES as u64;
+            let writer = repeated.filter(|_| is_element).or(before);
+            let origin = Origin::Instruction(writer.unwrap_or(Gva(regs.rip)));
+            let access = SeenAccess::write(watch, watch.replace_last(new), new);
+            if let Some(lifted) = order.as_mut() {
+                lifted.note(&access);
+            }
+            self.report(vcpu, regs, origin, &access)?;
+        }
+        Ok(())
+    }
+
+    /// `rip`, if a repeated instruction that stores is there.
+    fn repeated_store(&self, paging: &PagingState, rip: Gva) -> Option<Gva> {
+        let mut code = [0; MAX_REPEATED_BYTES];
+        read_virt(&self.running.planter.own(), paging, rip, &mut code).ok()?;
+        let decoded = decode(&code, rip).ok()?;
+        (is_repeated(&decoded) && writes_memory(&decoded)).then_some(rip)
+    }
+}
