@@ -1,5 +1,7 @@
 //! The kernel's per-processor variables that detours read.
 
+pub use manifest::program::NAME_BYTES;
+
 /// Offsets from `gs` of the kernel's per-processor variables; `None` if the kernel does not reveal the offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Processor {
@@ -35,8 +37,6 @@ pub struct UserFields {
 
 /// The distance from a thread's number to the process's.
 pub(crate) const PROCESS_BYTES: i32 = 4;
-/// The size of a task's name in all kernels, with a zero at the end.
-pub const NAME_BYTES: usize = 16;
 
 /// The task of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,11 @@ pub enum NotKept {
         "the place of a task's numbers is unknown, or not confirmed at the first task of the kernel"
     )]
     TaskNumbers,
+    /// See [`TaskFields::comm`].
+    #[error(
+        "the place of a task's name is unknown, or not confirmed at the first task of the kernel"
+    )]
+    TaskName,
     /// See [`TaskFields::user`].
     #[error(
         "the place of a task's user is unknown, or not confirmed at the first task of the kernel"

@@ -1,4 +1,4 @@
-//! Filters and aggregates of the task's numbers, compared with a workload of two users that makes a known number of calls as each.
+//! Filters and aggregates of the task's numbers and filters of its name, compared with a workload of two users that makes a known number of calls as each.
 
 use events::{ProbeSummary, Tier};
 use manifest::GuestEnd;
@@ -9,8 +9,10 @@ use crate::tracepoints::number;
 
 /// A user without a name.
 const USER: i64 = 1234;
-const CALLS_OF_ROOT: i64 = 3;
+const CALLS_OF_ROOT: i64 = 5;
 const CALLS_OF_USER: i64 = 5;
+/// By the name `sync`; the others are called `busybox`.
+const CALLS_BY_NAME: i64 = 2;
 /// The work of the system call `sync`, which only the script makes.
 const PROBES: &str = "[[probe]]
 at = 'kprobe:ksys_sync'
@@ -38,14 +40,29 @@ aggregate = 'min(tid)'
 [[probe]]
 at = 'kretprobe:ksys_sync'
 aggregate = 'sum(uid)'
+[[probe]]
+at = 'kprobe:ksys_sync'
+filter = 'comm == \"sync\"'
+action = 'count'
+[[probe]]
+at = 'kprobe:ksys_sync'
+filter = 'comm != \"sync\" && uid != 1234'
+action = 'count'
+[[probe]]
+at = 'kprobe:ksys_sync'
+filter = 'comm == \"busybox\"'
+action = 'count'
 ";
 const SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mkdir -p /etc
 $b ln -s /bin/busybox /bin/sh
+$b ln -s /bin/busybox /bin/sync
 echo 'user:x:1234:1234::/:/bin/sh' >/etc/passwd
 echo 'user:x:1234:' >/etc/group
 $b sync
+/bin/sync
+/bin/sync
 $b sync
 $b su user -c 'for i in 1 2 3 4 5; do
     /bin/busybox sync &
@@ -75,7 +92,17 @@ fn check(image: &str) {
     ran.assert_well();
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
-    let [root, user, neither, users, last, first, returned] = &summary.probes[..] else {
+    let [
+        root,
+        user,
+        neither,
+        users,
+        last,
+        first,
+        returned,
+        named @ ..,
+    ] = &summary.probes[..]
+    else {
         panic!("{:#?}", summary.probes);
     };
     let hits = [root, user, neither].map(|probe| i64::try_from(probe.hits).expect("few"));
@@ -87,8 +114,19 @@ fn check(image: &str) {
     let of_user = u64::try_from(CALLS_OF_USER).expect("few");
     assert_eq!(result(last), (of_user, Some(number(&ran, "call5 "))));
     assert_eq!(result(first), (of_user, Some(number(&ran, "call1 "))));
+    let by_name = named
+        .iter()
+        .map(|probe| i64::try_from(probe.hits).expect("few"));
+    let others_of_root = CALLS_OF_ROOT - CALLS_BY_NAME;
+    let expected = [
+        CALLS_BY_NAME,
+        others_of_root,
+        others_of_root + CALLS_OF_USER,
+    ];
+    assert_eq!(by_name.collect::<Vec<_>>(), expected, "{}", ran.report());
     // Detours evaluate the programs: at most the first hit exits.
-    for probe in [root, user, neither, users, last, first] {
+    let unnamed = [root, user, neither, users, last, first];
+    for probe in unnamed.into_iter().chain(named) {
         assert_eq!(probe.unoptimised, None, "{probe:?}");
         assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
         assert!(probe.exits <= 1, "{probe:?}");

@@ -5,7 +5,10 @@ use iced_x86::code_asm::{
     rdi, rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register as Held};
-use manifest::program::{Comparison, Condition, Filter, Operand, Register, TaskNumber};
+use manifest::program::{
+    Comparison, Condition, Filter, NameCondition, NameWord, Operand, Register, TaskNumber,
+    ValueCondition,
+};
 
 use super::{
     SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, from_gs,
@@ -56,6 +59,50 @@ impl Writer<'_> {
     }
 
     fn condition(&mut self, condition: &Condition, otherwise: CodeLabel) -> Result<(), Unwritten> {
+        match condition {
+            Condition::Value(condition) => self.value_condition(condition, otherwise),
+            Condition::Name(condition) => self.name_condition(condition, otherwise),
+        }
+    }
+
+    /// Compares the name word by word. A kernel writes a new name while other processors may read it, as it does for its own readers.
+    fn name_condition(
+        &mut self,
+        condition: &NameCondition,
+        otherwise: CodeLabel,
+    ) -> Result<(), Unwritten> {
+        let comm = self.work.processor.fields.map(|fields| fields.comm);
+        let comm = comm.ok_or(Unwritten::NotKept(NotKept::TaskName))?;
+        let mut differs = self.asm.create_label();
+        let words: Vec<NameWord> = condition.name.words().collect();
+        for word in &words {
+            self.load_task()?;
+            let asm = &mut self.asm;
+            let offset = i32::try_from(word.offset).unwrap_or_default();
+            asm.mov(rax, ptr(rax + comm.wrapping_add(offset)))?;
+            if word.mask != u64::MAX {
+                asm.mov(rcx, word.mask)?;
+                asm.and(rax, rcx)?;
+            }
+            asm.mov(rcx, word.value)?;
+            asm.cmp(rax, rcx)?;
+            match condition.is_equal {
+                true => asm.jne(otherwise)?,
+                false => asm.jne(differs)?,
+            }
+        }
+        if !condition.is_equal {
+            self.asm.jmp(otherwise)?;
+            self.asm.set_label(&mut differs)?;
+        }
+        Ok(())
+    }
+
+    fn value_condition(
+        &mut self,
+        condition: &ValueCondition,
+        otherwise: CodeLabel,
+    ) -> Result<(), Unwritten> {
         self.load(condition.operand)?;
         let asm = &mut self.asm;
         if let Some(mask) = condition.mask {

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use address::Gpa;
 use introspect::PhysMemory as _;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
-use manifest::program::{Comparison, Condition, Linear, Operand, TaskNumber};
+use manifest::program::{
+    Comparison, Condition, Linear, NameCondition, Operand, TaskName, TaskNumber, ValueCondition,
+    Values,
+};
 use proptest::prelude::*;
 use text::testing::{FakeMemory, FakeVcpu};
 use text::{GuestMemory, Passed, PlantByte, Planter, pass};
@@ -165,6 +168,19 @@ fn value(regs: &vmm::kvm_regs, operand: Operand) -> u64 {
     }
 }
 
+/// The values at the displaced instruction.
+struct Seen<'r>(&'r vmm::kvm_regs);
+
+impl Values for Seen<'_> {
+    fn value(&mut self, operand: Operand) -> Option<u64> {
+        Some(value(self.0, operand))
+    }
+
+    fn name(&mut self) -> Option<[u8; 16]> {
+        Some(COMM)
+    }
+}
+
 fn operand() -> impl Strategy<Value = Operand> {
     proptest::sample::select(Operand::all().collect::<Vec<_>>())
 }
@@ -205,12 +221,27 @@ fn filter() -> impl Strategy<Value = Filter> {
         comparison(),
         number(),
     )
-        .prop_map(|(operand, mask, comparison, value)| Condition {
-            operand,
-            mask,
-            comparison,
-            value,
+        .prop_map(|(operand, mask, comparison, value)| {
+            Condition::Value(ValueCondition {
+                operand,
+                mask,
+                comparison,
+                value,
+            })
         });
+    // The task's name; a beginning of it, and other names.
+    let names = vec![
+        "fifteen-letters",
+        "fifteen",
+        "fifteen-",
+        "fifteen-lettera",
+        "a",
+    ];
+    let name = (proptest::sample::select(names), any::<bool>()).prop_map(|(name, is_equal)| {
+        let name = TaskName::new(name).expect("a name");
+        Condition::Name(NameCondition { name, is_equal })
+    });
+    let condition = prop_oneof![3 => condition, 1 => name];
     proptest::collection::vec(condition, 1..=3)
         .prop_map(|conditions| Filter::new(conditions).expect("few enough"))
 }
@@ -368,6 +399,7 @@ fn program_needs_the_place_of_the_number_that_it_reads() {
         ("uid == 0", NotKept::TaskUser),
         ("pid == 1", NotKept::TaskNumbers),
         ("tid == 1", NotKept::TaskNumbers),
+        ("comm == \"a\"", NotKept::TaskName),
     ] {
         assert_eq!(not_kept(text, None), Some(missing), "{text}");
         assert_eq!(not_kept(text, Some(FIELDS)), None, "{text}");
@@ -413,7 +445,7 @@ proptest! {
             machine.run(&[TEXT.wrapping_add(5)]);
             let after = vmm::kvm_regs { rip: TEXT.0 + 5, ..regs };
             prop_assert_eq!(machine.vcpu.regs, after);
-            expected += u64::from(filter.holds(&mut |operand| value(&regs, operand)) == Some(true));
+            expected += u64::from(filter.holds(&mut Seen(&regs)) == Some(true));
         }
         prop_assert_eq!(machine.word(0), expected);
     }
@@ -425,7 +457,7 @@ proptest! {
         let mut machine = Machine::with(&code);
         machine.vcpu.regs = regs;
         let at = machine.run(&[exit.at, exit.on]);
-        let holds = filter.holds(&mut |operand| value(&regs, operand)) == Some(true);
+        let holds = filter.holds(&mut Seen(&regs)) == Some(true);
         prop_assert_eq!(at, if holds { exit.at } else { exit.on });
         prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
     }
@@ -452,7 +484,7 @@ proptest! {
         let behind = TEXT.wrapping_add(5);
         let (mut from, mut expected) = (DETOUR, Vec::new());
         for (number, (work, exit)) in works.iter().zip(&code.exits).enumerate() {
-            let holds = work.filter.is_none_or(|filter| filter.holds(&mut |operand| value(&regs, operand)) == Some(true));
+            let holds = work.filter.is_none_or(|filter| filter.holds(&mut Seen(&regs)) == Some(true));
             prop_assert_eq!(exit.is_some(), work.does == Does::Exit);
             if let Some(exit) = exit && holds {
                 prop_assert_eq!(machine.executed_from(from, &[exit.at, behind]).0, exit.at);

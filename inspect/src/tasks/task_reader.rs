@@ -105,6 +105,14 @@ impl<'r, M: PhysMemory + ?Sized> TaskReader<'r, M> {
         u32::try_from(self.number(cred, user.uid)?).ok()
     }
 
+    /// The name of the task at `task`, as the kernel has it: anything may be behind the zero at the end. `None` if names have another size.
+    pub fn name<const BYTES: usize>(&self, task: Gva) -> Option<[u8; BYTES]> {
+        let mut comm = [0; BYTES];
+        (self.layout.comm_bytes == BYTES).then_some(())?;
+        self.fill(task.wrapping_add(self.layout.comm), &mut comm)?;
+        Some(comm)
+    }
+
     /// The numbers and the name of the task at `task`.
     pub fn named(&self, task: Gva) -> Option<RunningTask> {
         let numbers = self.numbers(task)?;

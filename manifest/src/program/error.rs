@@ -49,6 +49,12 @@ pub enum ProgramProblem {
     /// An argument that is passed on the stack.
     #[error("`{0}` is not in a register: only arg0 to arg5 are")]
     ArgumentOnStack(String),
+    /// A text that is the name of no task, of more than [`MAX_BYTES`](super::TaskName::MAX_BYTES) bytes or of other characters.
+    #[error("`{0}` is not a name to compare with: 1 to 15 printable characters of ASCII")]
+    BadName(String),
+    /// An order of names.
+    #[error("`{0}` does not compare names: `==` and `!=` do")]
+    NameOrder(String),
     /// An unknown type in a cast.
     #[error("`{0}` is not a type that values can be compared as")]
     UnknownType(String),
@@ -66,6 +72,8 @@ pub enum ProgramProblem {
     Linear(#[from] LinearError),
 }
 
+/// What follows `comm ==`.
+pub(super) const A_NAME: &str = "a name in quotation marks";
 /// The names of the aggregates.
 pub(super) const AGGREGATES: [&str; 5] = ["sum", "min", "max", "hist", "lhist"];
 
@@ -80,6 +88,10 @@ impl ProgramError {
             ProgramProblem::Ends("an aggregate") => {
                 Some("write one, like sum(arg2) or hist(arg2)".to_owned())
             }
+            ProgramProblem::Ends(A_NAME)
+            | ProgramProblem::Unexpected {
+                expected: A_NAME, ..
+            } => Some("write comm == \"bash\"".to_owned()),
             ProgramProblem::Unexpected { found, .. } => match found.as_str() {
                 "=" => Some("equality is written ==".to_owned()),
                 "&" => Some("some bits of an operand are written (arg2 & 0xff)".to_owned()),
@@ -90,8 +102,7 @@ impl ProgramError {
             },
             ProgramProblem::UnknownOperand(word) => {
                 let names: Vec<_> = Operand::all().map(|operand| operand.to_string()).collect();
-                let there_are =
-                    "there are arg0 to arg5, uid, pid, tid, curtask, cpu and the registers";
+                let there_are = "there are arg0 to arg5, uid, pid, tid, curtask, cpu and the registers, and comm in filters";
                 Some(match did_you_mean(word, names.iter().map(String::as_str)) {
                     Some(name) => format!("did you mean `{name}`? {there_are}"),
                     None => there_are.to_owned(),
@@ -116,6 +127,8 @@ impl ProgramError {
             ProgramProblem::Ends(_)
             | ProgramProblem::BadCharacter(_)
             | ProgramProblem::BadNumber(_)
+            | ProgramProblem::BadName(_)
+            | ProgramProblem::NameOrder(_)
             | ProgramProblem::NotSigned(_)
             | ProgramProblem::NotReturnedYet
             | ProgramProblem::ArgumentOnStack(_)

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Operand, ProgramError, Values, parse};
+use super::{Operand, ProgramError, TaskName, Values, parse};
 
 /// A comparison of two 64-bit values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +86,7 @@ impl Comparison {
 
 /// A comparison of an operand, or of some of its bits, with a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Condition {
+pub struct ValueCondition {
     /// The operand.
     pub operand: Operand,
     /// The mask applied to the operand; all bits without a mask.
@@ -97,9 +97,8 @@ pub struct Condition {
     pub value: u64,
 }
 
-impl Condition {
-    /// Whether the condition holds; `None` if the operand's value is unknown.
-    pub fn holds(&self, values: &mut impl Values) -> Option<bool> {
+impl ValueCondition {
+    fn holds(&self, values: &mut impl Values) -> Option<bool> {
         let value = values.value(self.operand)? & self.mask.unwrap_or(u64::MAX);
         Some(self.comparison.holds(value, self.value))
     }
@@ -118,7 +117,7 @@ impl fmt::Display for Number {
     }
 }
 
-impl fmt::Display for Condition {
+impl fmt::Display for ValueCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.comparison.is_signed() {
             f.write_str("(int64)")?;
@@ -132,6 +131,59 @@ impl fmt::Display for Condition {
             write!(f, "{}", self.value.cast_signed())
         } else {
             write!(f, "{}", Number(self.value))
+        }
+    }
+}
+
+/// A comparison of the name of the task that the processor runs with a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NameCondition {
+    /// The name.
+    pub name: TaskName,
+    /// Whether the task has the name, or another.
+    pub is_equal: bool,
+}
+
+impl fmt::Display for NameCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.is_equal { "==" } else { "!=" };
+        write!(f, "comm {sign} \"{}\"", self.name)
+    }
+}
+
+/// A condition of a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// On a value of 64 bits.
+    Value(ValueCondition),
+    /// On the name of the task.
+    Name(NameCondition),
+}
+
+impl Condition {
+    /// Whether the condition holds; `None` if what it compares is unknown.
+    pub fn holds(&self, values: &mut impl Values) -> Option<bool> {
+        match self {
+            Self::Value(condition) => condition.holds(values),
+            Self::Name(condition) => Some(condition.name.is(values.name()?) == condition.is_equal),
+        }
+    }
+
+    /// The operand that is compared; `None` for the name of a task.
+    #[must_use]
+    pub const fn operand(&self) -> Option<Operand> {
+        match self {
+            Self::Value(condition) => Some(condition.operand),
+            Self::Name(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value(condition) => condition.fmt(f),
+            Self::Name(condition) => condition.fmt(f),
         }
     }
 }

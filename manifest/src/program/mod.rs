@@ -8,7 +8,7 @@
 //! ```
 //!
 //! ```text
-//! arg0 == 5 && (arg2 & 0xff) != 1 && cpu == 1 && (int64)rax < 0
+//! arg0 == 5 && (arg2 & 0xff) != 1 && cpu == 1 && (int64)rax < 0 && comm != "bash"
 //! sum(arg2)   min(arg2)   max(arg2)   hist(arg2)   lhist(arg2, 0, 4096, 256)
 //! ```
 //!
@@ -19,6 +19,7 @@
 mod aggregate;
 mod error;
 mod filter;
+mod name;
 mod operand;
 mod parse;
 mod result;
@@ -28,6 +29,7 @@ mod token;
 
 pub use aggregate::{Aggregate, Linear, LinearError, NotAtReturn};
 pub use error::{ProgramError, ProgramProblem};
-pub use filter::{Comparison, Condition, Filter, FilterError};
+pub use filter::{Comparison, Condition, Filter, FilterError, NameCondition, ValueCondition};
+pub use name::{NAME_BYTES, NameWord, TaskName};
 pub use operand::{Argument, Operand, Register, TaskNumber, Values};
 pub use result::{AggregateResult, HistBucket, LhistBucket};

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use super::NAME_BYTES;
+
 macro_rules! registers {
     ($($variant:ident = $name:ident;)+) => {
         /// A register of a vCPU, 64 bits.
@@ -170,10 +172,17 @@ impl Serialize for Operand {
 pub trait Values {
     /// The value of `operand`; `None` if it is unknown.
     fn value(&mut self, operand: Operand) -> Option<u64>;
+
+    /// The name of the task that the processor runs, as the kernel has it; `None` if it is unknown.
+    fn name(&mut self) -> Option<[u8; NAME_BYTES]>;
 }
 
 impl<F: FnMut(Operand) -> u64> Values for F {
     fn value(&mut self, operand: Operand) -> Option<u64> {
         Some(self(operand))
+    }
+
+    fn name(&mut self) -> Option<[u8; NAME_BYTES]> {
+        None
     }
 }

@@ -2,20 +2,23 @@
 //!
 //! ```text
 //! filter    = condition { "&&" condition }
-//! condition = [ "(" type ")" ] value comparison number
+//! condition = [ "(" type ")" ] value comparison number | "comm" ( "==" | "!=" ) name
+//! name      = '"' characters '"'
 //! value     = operand | "(" operand "&" number ")"
 //! aggregate = name "(" operand { "," number } ")"
 //! ```
 
 use std::ops::Range;
 
-use super::error::AGGREGATES;
+use super::error::{A_NAME, AGGREGATES};
 use super::token::{Token, Tokens};
 use super::{
-    Aggregate, Argument, Comparison, Condition, Filter, Linear, Operand, ProgramError,
-    ProgramProblem, Register, TaskNumber,
+    Aggregate, Argument, Comparison, Condition, Filter, Linear, NameCondition, Operand,
+    ProgramError, ProgramProblem, Register, TaskName, TaskNumber, ValueCondition,
 };
 
+/// bpftrace's name for the name of a task.
+const COMM: &str = "comm";
 /// bpftrace's name for the return value of a function.
 const RETVAL: &str = "retval";
 
@@ -39,6 +42,29 @@ pub(super) fn filter(text: &str) -> Result<Filter, ProgramError> {
 }
 
 fn condition(tokens: &mut Tokens<'_>) -> Result<Condition, ProgramError> {
+    match tokens.take(COMM)? {
+        true => name_condition(tokens).map(Condition::Name),
+        false => value_condition(tokens).map(Condition::Value),
+    }
+}
+
+fn name_condition(tokens: &mut Tokens<'_>) -> Result<NameCondition, ProgramError> {
+    let sign = tokens.next()?;
+    let is_equal = match comparison(sign)? {
+        Comparison::Eq => true,
+        Comparison::Ne => false,
+        _ => return Err(sign.is(ProgramProblem::NameOrder(sign.text.to_owned()))),
+    };
+    let quoted = tokens.next()?;
+    let Some(text) = quoted.quoted() else {
+        return Err(quoted.is_not(A_NAME));
+    };
+    let name =
+        TaskName::new(text).ok_or_else(|| quoted.is(ProgramProblem::BadName(text.to_owned())))?;
+    Ok(NameCondition { name, is_equal })
+}
+
+fn value_condition(tokens: &mut Tokens<'_>) -> Result<ValueCondition, ProgramError> {
     let is_signed = cast(tokens)?;
     let (operand, mask) = value(tokens)?;
     let sign = tokens.next()?;
@@ -56,7 +82,7 @@ fn condition(tokens: &mut Tokens<'_>) -> Result<Condition, ProgramError> {
             span: number.span,
         });
     }
-    Ok(Condition {
+    Ok(ValueCondition {
         operand,
         mask,
         comparison,

@@ -12,12 +12,96 @@ fn refused<T: std::str::FromStr<Err = ProgramError> + std::fmt::Debug>(
     (error.to_string(), &text[error.span.clone()], error.help())
 }
 
-fn condition(text: &str) -> Condition {
+fn condition(text: &str) -> ValueCondition {
     let filter: Filter = text.parse().expect(text);
-    let [condition] = filter.conditions() else {
+    let [Condition::Value(condition)] = filter.conditions() else {
         panic!("{text} is one condition");
     };
     *condition
+}
+
+/// Values of operands, and the name of a task.
+struct Seen<'s>(&'s dyn Fn(Operand) -> u64, &'static str);
+
+impl Values for Seen<'_> {
+    fn value(&mut self, operand: Operand) -> Option<u64> {
+        Some(self.0(operand))
+    }
+
+    fn name(&mut self) -> Option<[u8; NAME_BYTES]> {
+        let mut name = [0; NAME_BYTES];
+        name[..self.1.len()].copy_from_slice(self.1.as_bytes());
+        Some(name)
+    }
+}
+
+#[test]
+fn name_of_a_task_is_compared_with_a_quoted_text() {
+    let filter: Filter = "comm==\"a b\"&&comm != \"x\" && pid == 1"
+        .parse()
+        .expect("a filter");
+    assert_eq!(
+        filter.to_string(),
+        "comm == \"a b\" && comm != \"x\" && pid == 1"
+    );
+    let holds = |name| filter.holds(&mut Seen(&|_| 1, name));
+    assert_eq!(holds("a b"), Some(true));
+    assert_eq!([holds("a bc"), holds("x"), holds("")], [Some(false); 3]);
+    // The name of the task is not known.
+    assert_eq!(filter.holds(&mut |_: Operand| 1), None);
+    assert_eq!(filter.holds(&mut |_: Operand| 2), Some(false));
+}
+
+#[test]
+fn mistake_in_a_name_has_a_remedy() {
+    let write = Some("write comm == \"bash\"".to_owned());
+    for (text, spot, says, help) in [
+        (
+            "comm == bash",
+            "bash",
+            "`bash` is not a name in quotation marks",
+            write.clone(),
+        ),
+        (
+            "comm ==",
+            "",
+            "it ends where a name in quotation marks is expected",
+            write,
+        ),
+        (
+            "comm == \"bash",
+            "",
+            "it ends where a quotation mark is expected",
+            None,
+        ),
+        (
+            "comm < \"a\"",
+            "<",
+            "`<` does not compare names: `==` and `!=` do",
+            None,
+        ),
+        (
+            "comm == \"\"",
+            "\"\"",
+            "`` is not a name to compare with: 1 to 15 printable characters of ASCII",
+            None,
+        ),
+        (
+            "comm == \"sixteen-letters!\"",
+            "\"sixteen-letters!\"",
+            "`sixteen-letters!` is not a name to compare with: 1 to 15 printable characters of ASCII",
+            None,
+        ),
+        ("\"x\" == comm", "\"x\"", "`\"x\"` is not an operand", None),
+    ] {
+        let (error, at, remedy) = refused::<Filter>(text);
+        assert_eq!((&*error, at, remedy), (says, spot, help), "{text}");
+    }
+    assert!(
+        refused::<Aggregate>("hist(comm)")
+            .0
+            .contains("no operand `comm`")
+    );
 }
 
 #[test]
@@ -90,7 +174,7 @@ fn text_is_parsed_to_its_value() {
             2_u64.wrapping_neg(),
         ),
     ] {
-        let expected = Condition {
+        let expected = ValueCondition {
             operand,
             mask,
             comparison,
@@ -380,6 +464,14 @@ fn edge() -> impl Strategy<Value = u64> {
 }
 
 fn any_condition() -> impl Strategy<Value = Condition> {
+    let name = ("[ !#-~]{1,15}", any::<bool>()).prop_map(|(name, is_equal)| {
+        let name = TaskName::new(&name).expect("a name");
+        Condition::Name(NameCondition { name, is_equal })
+    });
+    prop_oneof![4 => any_value_condition().prop_map(Condition::Value), 1 => name]
+}
+
+fn any_value_condition() -> impl Strategy<Value = ValueCondition> {
     let comparison = select(vec![
         Comparison::Eq,
         Comparison::Ne,
@@ -393,7 +485,7 @@ fn any_condition() -> impl Strategy<Value = Condition> {
         Comparison::GreaterOrEqual,
     ]);
     (operand(), proptest::option::of(edge()), comparison, edge()).prop_map(
-        |(operand, mask, comparison, value)| Condition {
+        |(operand, mask, comparison, value)| ValueCondition {
             operand,
             mask,
             comparison,
@@ -429,7 +521,7 @@ fn any_aggregate() -> impl Strategy<Value = Aggregate> {
 }
 
 /// Evaluates the text of the condition, with numbers that cannot overflow.
-fn model(condition: &Condition, value: u64) -> bool {
+fn model(condition: &ValueCondition, value: u64) -> bool {
     let text = condition.to_string();
     let number = |value: u64| match text.starts_with("(int64)") {
         true => i128::from(value.cast_signed()),
@@ -475,7 +567,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_strange(text in "[ -~é(int64)arg0&|=<>,x0-9-]{0,40}") {
+    fn no_text_is_too_strange(text in "[ -~é(int64)arg0&|=<>,x0-9\"-]{0,40}") {
         let spans = [
             text.parse::<Filter>().err().map(|error| error.span),
             text.parse::<Aggregate>().err().map(|error| error.span),
@@ -487,13 +579,15 @@ proptest! {
 
     #[test]
     fn filter_is_the_conjunction_of_its_conditions(
-        filter in any_filter(),
+        conditions in proptest::collection::vec(any_value_condition(), 1..=Filter::MAX_CONDITIONS),
         mut values in proptest::collection::vec(edge(), Operand::all().count()),
         meet in proptest::collection::vec(any::<bool>(), Filter::MAX_CONDITIONS),
     ) {
         let operands: Vec<_> = Operand::all().collect();
+        let all: Vec<_> = conditions.iter().copied().map(Condition::Value).collect();
+        let filter = Filter::new(all).expect("few enough");
         // Operands often equal the constant.
-        for (condition, meet) in filter.conditions().iter().zip(meet) {
+        for (condition, meet) in conditions.iter().zip(meet) {
             let at = operands.iter().position(|operand| *operand == condition.operand).expect("known");
             if meet {
                 values[at] = condition.value;
@@ -502,7 +596,7 @@ proptest! {
         let mut value = |operand: Operand| {
             values[operands.iter().position(|known| *known == operand).expect("known")]
         };
-        let expected = filter.conditions().iter().all(|it| model(it, value(it.operand)));
+        let expected = conditions.iter().all(|it| model(it, value(it.operand)));
         prop_assert_eq!(filter.holds(&mut value), Some(expected));
     }
 

@@ -47,6 +47,11 @@ impl Token<'_> {
         self.text.starts_with(|first: char| first.is_ascii_digit())
     }
 
+    /// The text between the quotation marks of a quoted name.
+    pub(super) fn quoted(&self) -> Option<&str> {
+        self.text.strip_prefix('"')?.strip_suffix('"')
+    }
+
     /// The range from the beginning of the token to the end of `other`.
     pub(super) fn span_to(self, other: Token<'_>) -> Range<usize> {
         self.start..other.span().end
@@ -77,6 +82,15 @@ impl<'t> Tokens<'t> {
         let is_in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let len = match rest.chars().next() {
             None => 0,
+            Some('"') => match rest[1..].find('"') {
+                Some(end) => end + 2,
+                None => {
+                    return Err(ProgramError {
+                        problem: ProgramProblem::Ends("a quotation mark"),
+                        span: self.text.len()..self.text.len(),
+                    });
+                }
+            },
             Some(first) if is_in_word(first) => {
                 rest.find(|c: char| !is_in_word(c)).unwrap_or(rest.len())
             }

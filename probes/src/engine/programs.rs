@@ -5,7 +5,7 @@ use std::sync::Arc;
 use address::Gva;
 use detour::register_value;
 use introspect::PerCpu;
-use manifest::program::{Filter, Operand, TaskNumber, Values};
+use manifest::program::{Filter, NAME_BYTES, Operand, TaskNumber, Values};
 use manifest::{Action, ProbeKind};
 
 use crate::ResolveProblem;
@@ -37,7 +37,18 @@ pub(crate) fn check_operands(
     action: &EngineAction,
 ) -> Result<(), ResolveProblem> {
     let conditions = filter.iter().flat_map(|filter| filter.conditions());
-    let mut operands: Vec<_> = conditions.map(|condition| condition.operand).collect();
+    let mut operands = Vec::new();
+    let has_names = || {
+        let layout = kernel.tasks();
+        layout.is_some_and(|layout| layout.comm_bytes == NAME_BYTES)
+    };
+    for condition in conditions {
+        match condition.operand() {
+            Some(operand) => operands.push(operand),
+            None if !has_names() => return Err(ResolveProblem::NoTaskNumber { name: "comm" }),
+            None => (),
+        }
+    }
     if let EngineAction::Configured(Action::Aggregate(aggregate)) = action {
         aggregate.fits(kind)?;
         operands.push(aggregate.of());
@@ -91,6 +102,11 @@ impl Values for Seen<'_, '_, '_> {
                 Some(self.read(processors.task).map_or(0, u64::from_le_bytes))
             }
         }
+    }
+
+    fn name(&mut self) -> Option<[u8; NAME_BYTES]> {
+        let tasks = &self.programs.tasks;
+        tasks.name(self.hit.state().ok()?, self.position)
     }
 }
 

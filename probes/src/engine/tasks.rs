@@ -72,6 +72,11 @@ impl Tasks {
         })
     }
 
+    /// The name of the task at a hit, as the kernel has it.
+    pub(crate) fn name(&self, hit: &HitState, position: Position) -> Option<[u8; NAME_BYTES]> {
+        self.read_current(hit, position, |reader, task| reader.name(task))
+    }
+
     /// Finds the `task_struct` of the task at a hit, and reads it with `read`.
     fn read_current<T>(
         &self,

@@ -10,7 +10,7 @@ use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary};
 use introspect::signature::Variable;
 use introspect::{ModuleEvent, Signature};
-use manifest::program::{AggregateResult, Filter, Operand};
+use manifest::program::{AggregateResult, Condition, Filter, Operand};
 use manifest::{FilePlace, Location, ProbeKind, ProbeSpec, ProgramCode};
 use text::GuestError;
 
@@ -196,7 +196,7 @@ impl Probe {
     /// Whether the filter or the aggregate reads an argument that is in memory.
     pub(crate) fn program_reads_memory(&self) -> bool {
         let conditions = self.filter.iter().flat_map(|it| it.filter.conditions());
-        let compared = conditions.map(|condition| condition.operand);
+        let compared = conditions.filter_map(Condition::operand);
         let added = self.purpose.aggregated().map(|it| it.aggregate.of());
         let mut operands = compared.chain(added);
         !self.arguments.is_registers() && operands.any(|of| matches!(of, Operand::Argument(_)))

@@ -69,7 +69,7 @@ pub(crate) enum Hindrance<'p> {
 fn reads_task_members(filter: Option<&Filter>, keeps: Keeps) -> bool {
     let is_member = |operand: Operand| matches!(operand, Operand::Task(_));
     let mut conditions = filter.iter().flat_map(|filter| filter.conditions());
-    conditions.any(|condition| is_member(condition.operand))
+    conditions.any(|condition| condition.operand().is_none_or(is_member))
         || match keeps {
             Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => true,
             Keeps::Aggregate(aggregate) => is_member(aggregate.of()),

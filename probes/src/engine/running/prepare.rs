@@ -14,9 +14,17 @@ impl Running {
             let _ = self.kernel.types();
         }
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
-        let compared = conditions.map(|condition| condition.operand);
+        let mut compared = Vec::new();
+        for condition in conditions {
+            match condition.operand() {
+                Some(operand) => compared.push(operand),
+                None => {
+                    let _ = self.kernel.tasks();
+                }
+            }
+        }
         let added = probe.purpose.aggregated().map(|it| it.aggregate.of());
-        for operand in compared.chain(added) {
+        for operand in compared.into_iter().chain(added) {
             if operand.register().is_none() {
                 self.kernel.processors();
             }

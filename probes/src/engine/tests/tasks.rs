@@ -127,6 +127,10 @@ fn filter_on_a_number_of_the_task_accepts_the_hits_of_that_task() {
         ("pid == 7", 2),
         ("tid == 8", 1),
         ("uid >= 1 && tid != 8", 1),
+        ("comm == \"sh\"", 2),
+        ("comm != \"sh\"", 1),
+        ("comm == \"swapper/0\" && pid == 0", 1),
+        ("comm == \"swapper/\"", 0),
     ] {
         let (rig, _) = hit_as_three_tasks(probe("kprobe:f", Some(filter), None));
         assert_eq!(
@@ -197,6 +201,7 @@ fn number_of_the_task_is_refused_for_a_kernel_without_types() {
     let (rig, _) = guest(false);
     for wrong in [
         probe("kprobe:f", Some("uid == 0"), None),
+        probe("kprobe:f", Some("comm == \"sh\""), None),
         probe("kprobe:f", None, Some("hist(pid)")),
         probe("kretprobe:f", None, Some("sum(tid)")),
     ] {
