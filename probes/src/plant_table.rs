@@ -225,6 +225,11 @@ impl DebugUse {
         }
     }
 
+    /// Whether the register has the same watched word.
+    fn is_of_same_data(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Data(one), Self::Data(other)) if one.is_of_same(other))
+    }
+
     /// The condition of the register.
     fn condition(&self) -> HardwareBreakpoint {
         match self {
@@ -236,6 +241,26 @@ impl DebugUse {
 
 /// DR0 to DR3.
 pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
+
+/// Gives `uses` registers, in their order, and returns those for which none is left. Watched data that has had a register `before` keeps the register: a
+/// vCPU that runs alone has the former ones in force, and a register of an instruction is known by the instruction's address.
+pub(crate) fn assign_registers(
+    uses: impl IntoIterator<Item = DebugUse>,
+    before: &DebugRegisters,
+) -> (DebugRegisters, Vec<DebugUse>) {
+    let mut uses = uses.into_iter();
+    let mut first: Vec<DebugUse> = uses.by_ref().take(before.len()).collect();
+    let mut registers = before.each_ref().map(|used| {
+        let used = used.as_ref()?;
+        let kept = first.iter().position(|other| other.is_of_same_data(used))?;
+        Some(first.remove(kept))
+    });
+    let mut others = first.into_iter();
+    for register in registers.iter_mut().filter(|register| register.is_none()) {
+        *register = others.next();
+    }
+    (registers, uses.collect())
+}
 
 impl Default for Table {
     fn default() -> Self {
@@ -312,6 +337,13 @@ impl Table {
     /// The instructions that have a debug register.
     pub(crate) fn in_registers(&self) -> impl Iterator<Item = &Arc<Plant>> {
         self.debug.iter().flatten().filter_map(DebugUse::plant)
+    }
+
+    /// The number of registers of watched words.
+    pub(crate) fn of_data(&self) -> usize {
+        let used = self.debug.iter().flatten();
+        used.filter(|used| matches!(used, DebugUse::Data(_)))
+            .count()
     }
 
     /// The registers of watched words among `fired`, bits 0 to 3.

@@ -16,10 +16,12 @@ pub enum Trap {
         /// Linear address of the instruction.
         at: Gva,
     },
-    /// An execution breakpoint or data watchpoint in a debug register fired.
+    /// Debug registers fired: for the next instruction, or for data that the instruction in front has written.
     HardwareBreakpoint {
-        /// Bits 0–3: which of DR0–DR3.
+        /// Bits 0–3: which of DR0–DR3, of those for instructions.
         fired: u8,
+        /// Bits 0–3: which of DR0–DR3, of those for data.
+        written: u8,
         /// Linear address of the next instruction.
         at: Gva,
     },

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use address::{Gpa, Gva};
 use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
+use events::ProbeId;
 use introspect::{PagingState, walk};
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 
@@ -167,6 +168,21 @@ impl Plants {
         self.watch_again(&mut table);
         paused.set_breakpoints(table.breakpoints());
         self.table.store(Arc::new(table));
+    }
+
+    /// Frees the debug registers of the watchpoints `probes`.
+    pub(crate) fn forget_data(&self, paused: &dyn Paused, probes: &[Arc<Probe>]) {
+        let mut table = self.table.load().as_ref().clone();
+        let is_forgotten = |id: &ProbeId| probes.iter().any(|probe| probe.id == *id);
+        for register in &mut table.debug {
+            if let Some(DebugUse::Data(data)) = register {
+                data.watchpoints.retain(|id| !is_forgotten(id));
+                if data.watchpoints.is_empty() {
+                    *register = None;
+                }
+            }
+        }
+        self.replace_table(paused, table);
     }
 
     pub(crate) fn unwatched(&self) -> MutexGuard<'_, Vec<Gva>> {

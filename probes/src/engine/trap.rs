@@ -15,8 +15,8 @@ impl Engine {
         let hit = match (trap, self.running.planter.byte()) {
             (Trap::PortWrite { at }, PlantByte::Port)
             | (Trap::Breakpoint { at }, PlantByte::Int3) => self.hits.on_hit(vcpu, at)?,
-            (Trap::HardwareBreakpoint { fired, at }, _) => {
-                self.watches.on_register_writes(vcpu, fired)?;
+            (Trap::HardwareBreakpoint { fired, written, at }, _) => {
+                self.watches.on_register_writes(vcpu, written)?;
                 self.hits.on_debug_hit(vcpu, fired, at)?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {

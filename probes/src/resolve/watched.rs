@@ -160,9 +160,7 @@ fn resolve_linked(kernel: &Kernel, data: &WatchedData, slide: i64) -> Result<Pla
         MemoryOwner::Nobody => (),
         _ => check_image(kernel, at, len)?,
     }
-    if !is_in_register {
-        check_page(kernel, at, len, data.access)?;
-    }
+    check_hardware(kernel, at, len, data.access)?;
     let ip = match owner {
         MemoryOwner::Nobody => at.wrapping_add(slide.cast_unsigned()),
         _ => at,
@@ -311,15 +309,18 @@ fn check_image(kernel: &Kernel, at: Gva, len: usize) -> Result<(), WatchProblem>
     }
 }
 
-/// Checks that no object on the pages of the bytes is the processor's or KVM's.
-fn check_page(
+/// Checks that no object on the pages of the bytes is the processor's or KVM's; of bytes with a debug register, that none of the bytes is.
+fn check_hardware(
     kernel: &Kernel,
     at: Gva,
     len: usize,
     access: WatchedAccess,
 ) -> Result<(), WatchProblem> {
     let last = at.wrapping_add(len as u64 - 1);
-    let pages = at.page()..last.page().wrapping_add(PAGE_BYTES);
+    let pages = match access.is_in_register() {
+        true => at..last.wrapping_add(1),
+        false => at.page()..last.page().wrapping_add(PAGE_BYTES),
+    };
     if within(kernel, SHARED_WITH_KVM, pages.clone()) {
         let object = SHARED_WITH_KVM.0.to_owned();
         return Err(WatchProblem::WrittenByHardware { object });

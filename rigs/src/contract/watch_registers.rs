@@ -60,7 +60,6 @@ fn sequence(here: &Here<'_>) {
         let (each, repeated) = all.split_at(VALUES.len());
         let new: Vec<u64> = each.iter().map(|(_, write)| write.new.0).collect();
         assert_eq!(new, VALUES);
-        assert_chained(&all);
         // The processor may stop behind each element.
         assert!((1..=4).contains(&repeated.len()), "{repeated:?}");
         for (hit, write) in &all {
@@ -140,6 +139,5 @@ fn of_two(here: &Here<'_>) {
         let of_vcpu = all.iter().filter(|(hit, _)| hit.vcpu == vcpu).count();
         assert_eq!(of_vcpu as u64, ROUNDS, "of vCPU {vcpu}");
     }
-    assert_chained(&all);
     assert_eq!(all.last().map(|(_, write)| write.new.0), Some(2 * ROUNDS));
 }

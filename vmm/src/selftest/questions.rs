@@ -205,19 +205,26 @@ pub(super) fn breakpoint_before_fetch(guest: &mut TinyGuest) -> Result<bool, Sel
     Ok(matches!(exit, Exit::Debug { exception: 1, .. }))
 }
 
-/// Does a write watchpoint in DR0 fire?
+/// Do write watchpoints fire, one after the other, and does DR6 name the one that has fired last, and no other?
 pub(super) fn debug_data(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
-    // mov byte [DATA], al
+    // mov byte [DATA], al; mov byte [DATA + 15], al
     let mut code = vec![0x88, 0x04, 0x25];
     code.extend(DATA.to_le_bytes());
+    code.extend([0x88, 0x04, 0x25]);
+    code.extend((DATA + 15).to_le_bytes());
     guest.load(&with_end(&code), Ring::Kernel)?;
     let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
     control.arch.debugreg[0] = DATA.into();
-    // G0; DR0: on writes, one byte.
-    control.arch.debugreg[7] = 0x402 | (1 << 16);
+    control.arch.debugreg[3] = u64::from(DATA) + 8;
+    // G0 and G3; DR0: on writes, one byte; DR3: on writes, eight bytes.
+    control.arch.debugreg[7] = 0x482 | (0b01 << 16) | (0b1001 << 28);
     guest.debug(&control)?;
-    Ok(matches!(guest.run(), Exit::Debug { exception: 1, dr6 } if dr6 & 1 != 0))
+    let names = |exit, register: u64| matches!(exit, Exit::Debug { exception: 1, dr6 } if dr6 & DR6_CAUSES == register);
+    Ok(names(guest.run(), 1) && names(guest.run(), 8) && guest.run() == Exit::End)
 }
+
+/// The debug registers that have fired, an access to one, a step, and a task switch.
+const DR6_CAUSES: u64 = 0xe00f;
 
 /// Does a write to a read-only slot exit, and a read not?
 pub(super) fn read_only_slots(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {

@@ -147,10 +147,9 @@ impl StoppedVcpu<'_> {
                     return Ok(AloneEnd::At(at));
                 }
                 // The debug register fires in front of the instruction. One for data fires behind it, and the vCPU reaches the stop later.
-                VmExit::Trapped(Trap::HardwareBreakpoint { at, fired }, _)
+                VmExit::Trapped(Trap::HardwareBreakpoint { at, written: 0, .. }, _)
                     if alone.breakpoints == AloneBreakpoints::ProgramStops
-                        && alone.stops.contains(&at)
-                        && u64::from(fired) & self.debugging.breakpoints.of_data() == 0 =>
+                        && alone.stops.contains(&at) =>
                 {
                     return Ok(AloneEnd::At(at));
                 }

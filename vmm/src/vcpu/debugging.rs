@@ -34,10 +34,10 @@ const INT1: u8 = 0xf1;
 /// The cause of a debug exit other than a breakpoint instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DebugCause {
-    /// Bits 0–3: these debug registers fired.
-    Fired(u8),
+    /// Bits 0–3: these debug registers fired, for instructions and for data.
+    Fired { fired: u8, written: u8 },
     /// The guest itself: single-stepping, an `int1`, or guarded debug registers. Debug registers for data may have fired before, bits 0–3.
-    Guest { also: u8 },
+    Guest { written: u8 },
 }
 
 impl Debugging {
@@ -52,15 +52,20 @@ impl Debugging {
     pub(super) fn cause(&self, dr6: u64, pc: Gva) -> DebugCause {
         let told = dr6 & DR6_FIRED;
         if dr6 & DR6_OWN_CAUSES != 0 {
-            let also = registers(told & self.breakpoints.of_data());
-            return DebugCause::Guest { also };
+            let written = registers(told & self.breakpoints.of_data());
+            return DebugCause::Guest { written };
         }
-        if told != 0 {
-            return DebugCause::Fired(registers(told));
-        }
-        match self.breakpoints.executing(pc) {
-            0 => DebugCause::Guest { also: 0 },
-            here => DebugCause::Fired(registers(here)),
+        let of_data = self.breakpoints.of_data();
+        let fired = match told {
+            0 => self.breakpoints.executing(pc),
+            told => told,
+        };
+        match fired {
+            0 => DebugCause::Guest { written: 0 },
+            fired => DebugCause::Fired {
+                fired: registers(fired & !of_data),
+                written: registers(fired & of_data),
+            },
         }
     }
 }
@@ -194,12 +199,16 @@ mod tests {
         }
     }
 
-    const STEP: DebugCause = DebugCause::Guest { also: 0 };
+    fn executed(fired: u8) -> DebugCause {
+        DebugCause::Fired { fired, written: 0 }
+    }
+
+    const STEP: DebugCause = DebugCause::Guest { written: 0 };
 
     #[test]
     fn dr6_names_the_fired_registers() {
         let debugging = Debugging::default();
-        assert_eq!(debugging.cause(UNTOLD | 4, HERE), DebugCause::Fired(4));
+        assert_eq!(debugging.cause(UNTOLD | 4, HERE), executed(4));
         assert_eq!(debugging.cause(UNTOLD, HERE), STEP);
     }
 
@@ -210,8 +219,12 @@ mod tests {
         debugging.breakpoints.0[0] = Some(write);
         // Bit 1 is an execution breakpoint at the next instruction, which fires later.
         let cause = debugging.cause(UNTOLD | DR6_STEPPED | 0b11, HERE);
-        assert_eq!(cause, DebugCause::Guest { also: 1 });
-        assert_eq!(debugging.cause(UNTOLD | 1, Gva(1)), DebugCause::Fired(1));
+        assert_eq!(cause, DebugCause::Guest { written: 1 });
+        let both = DebugCause::Fired {
+            fired: 0b10,
+            written: 1,
+        };
+        assert_eq!(debugging.cause(UNTOLD | 0b11, HERE), both);
         // Without DR6, a write is not known.
         assert_eq!(debugging.cause(UNTOLD, Gva(1)), STEP);
     }
@@ -228,10 +241,10 @@ mod tests {
 
     #[test]
     fn without_dr6_the_armed_registers_at_the_address_have_fired() {
-        assert_eq!(at_here().cause(UNTOLD, HERE), DebugCause::Fired(0b1010));
+        assert_eq!(at_here().cause(UNTOLD, HERE), executed(0b1010));
         assert_eq!(
             at_here().cause(UNTOLD, HERE.wrapping_add(1)),
-            DebugCause::Fired(0b100)
+            executed(0b100)
         );
         assert_eq!(at_here().cause(UNTOLD, HERE.wrapping_add(2)), STEP);
     }

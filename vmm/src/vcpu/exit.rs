@@ -134,16 +134,17 @@ impl StoppedVcpu<'_> {
                 Ok(match debug.exception {
                     3 => VmExit::Trapped(Trap::Breakpoint { at }, DefaultAction::Breakpoint { at }),
                     _ => match self.debugging.cause(dr6, at) {
-                        DebugCause::Fired(fired) => VmExit::Trapped(
-                            Trap::HardwareBreakpoint { fired, at },
+                        DebugCause::Fired { fired, written } => VmExit::Trapped(
+                            Trap::HardwareBreakpoint { fired, written, at },
                             DefaultAction::Continue,
                         ),
-                        DebugCause::Guest { also } => {
+                        DebugCause::Guest { written } => {
                             self.reinject_debug(dr6, at)?;
-                            match also {
+                            let fired = 0;
+                            match written {
                                 0 => VmExit::Handled,
-                                fired => VmExit::Trapped(
-                                    Trap::HardwareBreakpoint { fired, at },
+                                _ => VmExit::Trapped(
+                                    Trap::HardwareBreakpoint { fired, written, at },
                                     DefaultAction::Continue,
                                 ),
                             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
-use crate::plant_table::{DataRegister, DebugRegisters, DebugUse, Plant, Table};
+use crate::plant_table::{DataRegister, DebugUse, Plant, Table, assign_registers};
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.
@@ -245,8 +245,13 @@ impl<'t> Edits<'t> {
         self.places.iter().filter_map(is_outdated).collect()
     }
 
-    /// Applies the edits to memory, and returns the matching table. On failure nothing has changed. Hidden plants change no byte.
-    pub(crate) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
+    /// Applies the edits to memory, and returns the matching table, and the withdrawn plants that have lost their register. On failure nothing has
+    /// changed. Hidden plants change no byte.
+    pub(crate) fn apply(
+        self,
+        paused: &dyn Paused,
+        planter: &Planter,
+    ) -> Result<(Table, Vec<Arc<Plant>>), PlantError> {
         let (before, hides) = (self.before, self.hides);
         let mut remove: Vec<Gpa> = Vec::new();
         let mut add: Vec<(Spot, usize)> = Vec::new();
@@ -289,8 +294,15 @@ impl<'t> Edits<'t> {
         let only = self.debug.into_iter();
         let only = only.filter(|plant| !plant.probes.is_empty());
         let only = only.map(|plant| DebugUse::Only(Arc::new(plant)));
-        table.debug = debug_registers(only.chain(data), before, &table, paused, planter);
-        Ok(table)
+        let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
+            DebugUse::StandIn(plant) => table.at(plant.at).cloned().map(DebugUse::StandIn),
+            DebugUse::Only(_) | DebugUse::Data(_) => None,
+        });
+        let uses: Vec<_> = only.chain(data).chain(stand_ins).collect();
+        let (registers, left) = assign_registers(uses, &before.debug);
+        table.debug = registers;
+        let left = left.iter().filter_map(|left| left.plant().cloned());
+        Ok((table, left.collect()))
     }
 }
 
@@ -298,26 +310,4 @@ impl<'t> Edits<'t> {
 fn insert(probes: &mut Vec<(Arc<Probe>, Gva)>, probe: &Arc<Probe>, ip: Gva) {
     let at = probes.partition_point(|(other, _)| other.id <= probe.id);
     probes.insert(at, (Arc::clone(probe), ip));
-}
-
-/// Assigns the debug registers: first to `wanted`, then to withdrawn plants that had a register before the change. If a withdrawn plant gets no register, nothing would end the withdrawal, and the plant returns at
-/// once.
-fn debug_registers(
-    wanted: impl Iterator<Item = DebugUse>,
-    before: &Table,
-    after: &Table,
-    paused: &dyn Paused,
-    planter: &Planter,
-) -> DebugRegisters {
-    let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
-        DebugUse::StandIn(plant) => after.at(plant.at).cloned().map(DebugUse::StandIn),
-        DebugUse::Only(_) | DebugUse::Data(_) => None,
-    });
-    let mut uses = wanted.chain(stand_ins);
-    let debug = std::array::from_fn(|_| uses.next());
-    for left in uses.filter_map(|left| left.plant().cloned()) {
-        // Without a register, memory cannot show the original byte any longer.
-        let _ = planter.replant(paused, left.spot.gpa);
-    }
-    debug
 }

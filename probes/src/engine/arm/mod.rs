@@ -4,6 +4,8 @@ pub(crate) mod edits;
 pub(crate) mod error;
 pub(crate) mod in_registers;
 pub(crate) mod jumps;
+pub(crate) mod new_state;
+mod next;
 pub(crate) mod placing;
 pub(crate) mod register_sites;
 
@@ -17,8 +19,8 @@ use vmm::PageRange;
 
 use crate::engine::arm::edits::{Change, Edits, Sites};
 use crate::engine::arm::error::ArmError;
-use crate::engine::arm::register_sites::{RegisterHolders, RegisterSites};
-use crate::engine::interest::Interest;
+use crate::engine::arm::new_state::NewState;
+use crate::engine::arm::register_sites::RegisterHolders;
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::plants::Plants;
@@ -29,12 +31,13 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
-use crate::engine::running::located::Located;
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
-use crate::engine::watch::table::{Watch, WatchTable, WatchedBytes};
-use crate::registry::{KernelEvent, Probe, Purpose, Reader};
-use crate::resolve::{TaskMember, WORDS_MAX, WatchProblem};
+use crate::engine::watch::table::{Watch, WatchTable};
+use crate::engine::write::stand_in::leave_unwatched;
+use crate::plant_table::Plant;
+use crate::registry::{KernelEvent, Probe};
+use crate::resolve::{WORDS_MAX, WatchProblem};
 
 /// The pages would stay protected when the kernel uses them for other data.
 const UNSEEN_MODULES: &str = "hyprobe cannot see when the kernel frees a module: its own probe there is refused, or the kernel has several functions of the name";
@@ -164,15 +167,15 @@ impl Armer {
         let applied = edits
             .apply(paused, &self.running.planter)
             .map_err(Into::into);
-        let applied = applied.and_then(|table| {
+        let applied = applied.and_then(|(table, left)| {
             if self.running.hides_plants() {
                 let pages = table.pages().collect();
                 self.watches.protections.hide_text(paused, pages)?;
             }
-            Ok(table)
+            Ok((table, left))
         });
-        let table = match applied {
-            Ok(table) => table,
+        let (table, left) = match applied {
+            Ok(applied) => applied,
             Err(error) => {
                 let restored = self.watches.replace(paused, (*watched_before).clone());
                 return Err(ArmError(match restored {
@@ -181,6 +184,9 @@ impl Armer {
                 }));
             }
         };
+        for plant in &left {
+            self.give_up_register(paused, plant);
+        }
         self.plants.replace_table(paused, table);
         self.following
             .forbid_recording(&before, &places)
@@ -228,6 +234,18 @@ impl Armer {
         Ok(())
     }
 
+    /// Handles a withdrawn plant whose debug register is needed elsewhere. The guest may be reading the instruction, so the plant does not return;
+    /// but nothing else would report the end of the boot.
+    fn give_up_register(&self, paused: &dyn Paused, plant: &Plant) {
+        match plant.has_kernel_event(KernelEvent::BootPatched) {
+            true => {
+                // The byte of a plant in RAM is written without a failure.
+                let _ = self.running.planter.replant(paused, plant.spot.gpa);
+            }
+            false => leave_unwatched(&self.plants, &self.reporter, plant),
+        }
+    }
+
     /// Probes exactly the programs of the registered and enabled probes.
     fn retarget_programs(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         let armed = self.probes.armed.load(Ordering::Acquire);
@@ -243,126 +261,6 @@ impl Armer {
         self.uprobes
             .retarget(paused, &wanted)
             .map_err(|error| ArmError(error.into()))
-    }
-
-    /// Computes the next state of a probe, and adds the edit of its site to `edits`.
-    fn becomes(
-        &self,
-        probe: &Arc<Probe>,
-        located: Located,
-        interest: Interest,
-        registers: &mut RegisterSites,
-        edits: &mut Edits<'_>,
-    ) -> NewState {
-        let gone = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
-        let idle = match probe.purpose {
-            Purpose::KernelEvent(event)
-                if self.running.hides_plants() && self.is_needless(event) =>
-            {
-                true
-            }
-            Purpose::KernelEvent(KernelEvent::CpuOnline | KernelEvent::CpuOffline) => {
-                !self.running.has_int3()
-            }
-            Purpose::KernelEvent(KernelEvent::TaskEnded | KernelEvent::TaskLeft) => !interest.calls,
-            Purpose::KernelEvent(KernelEvent::TaskStarted | KernelEvent::TaskFreed) => {
-                !interest.tasks
-            }
-            Purpose::KernelEvent(KernelEvent::Module(_)) => !interest.modules,
-            Purpose::KernelEvent(KernelEvent::File(_)) => !interest.files,
-            // Also without other probes: the plants of the kernel event probes are not to be read either.
-            Purpose::KernelEvent(KernelEvent::Reader(
-                Reader::Copy | Reader::CheckProbe | Reader::CheckOptimised,
-            )) => !self.running.boot_patched.get(),
-            Purpose::KernelEvent(KernelEvent::Reader(_)) => !interest.plants,
-            _ => false,
-        };
-        let is_armed =
-            self.probes.armed.load(Ordering::Acquire) || self.stays_while_disarmed(probe);
-        let is_off = !is_armed || !probe.is_enabled();
-        let Some(place) = probe.place().filter(|_| !gone && !idle) else {
-            return match &probe.in_task {
-                Some(member) if probe.place().is_none() => without_task(probe, member, is_off),
-                _ => NewState::AsItIs,
-            };
-        };
-        if place.init && place.module().is_none() && self.running.init_freed.get() {
-            return NewState::Gone;
-        }
-        if is_off {
-            return NewState::Disabled;
-        }
-        let ip = located.running_at(&place, place.ip);
-        match self.arming(&place, located) {
-            Arming::Plant { at, spot, .. } if self.belongs_in_register(probe, &place) => {
-                match registers.take(probe, &place) {
-                    Ok(()) if edits.join_debug(probe, ip, at, spot) => NewState::Armed { ip, at },
-                    Ok(()) => NewState::Refused(register_sites::TAKEN.to_owned()),
-                    Err(reason) => NewState::Refused(reason.to_owned()),
-                }
-            }
-            Arming::Plant { at, spot, .. }
-                if self.is_better_in_register(probe)
-                    && !registers.are_wanted()
-                    && !edits.has_plant(at)
-                    && edits.join_debug(probe, ip, at, spot) =>
-            {
-                NewState::Armed { ip, at }
-            }
-            Arming::Plant { at, spot, len } => {
-                edits.join(probe, ip, at, spot, len);
-                NewState::Armed { ip, at }
-            }
-            Arming::Debug { at, spot } if edits.join_debug(probe, ip, at, spot) => {
-                NewState::Armed { ip, at }
-            }
-            Arming::Debug { .. } => NewState::Refused(
-                "the kernel patches this instruction itself at run time, and all four debug registers are taken"
-                    .to_owned(),
-            ),
-            Arming::Watch(pieces) => NewState::Watching(pieces),
-            Arming::Later(reason) => NewState::Pending(reason.to_owned()),
-            Arming::Refused(reason) => NewState::Refused(reason),
-        }
-    }
-
-    /// Whether hidden plants, each of which makes a page slow, do without the event's probe now.
-    fn is_needless(&self, event: KernelEvent) -> bool {
-        let is_booted = self.plants.kernel_is_settled();
-        match event {
-            // For detours and jumps, which cannot be hidden.
-            KernelEvent::EarlyTraps | KernelEvent::CpuOnline | KernelEvent::CpuOffline => true,
-            // The guest executes elsewhere what its own jumps displace.
-            KernelEvent::Reader(Reader::CheckJump | Reader::WriteJumps) => false,
-            // Others read the guest's own bytes.
-            KernelEvent::Reader(_) => true,
-            KernelEvent::BootPatched => is_booted,
-            KernelEvent::InitFreed => !is_booted || self.running.init_freed.get(),
-            // Only a program loads another kernel.
-            KernelEvent::NextKernel => !is_booted,
-            _ => false,
-        }
-    }
-
-    /// Whether a debug register reports the event of the probe better than a hidden plant: once, while the kernel boots. Code that the kernel executes
-    /// often may be on the page. Later, the debug registers belong to the guest.
-    fn is_better_in_register(&self, probe: &Probe) -> bool {
-        let boots = matches!(
-            probe.purpose,
-            Purpose::KernelEvent(KernelEvent::BootPatched | KernelEvent::InitFreed)
-        );
-        boots && self.running.hides_plants() && self.running.abilities.debug_execute
-    }
-
-    /// Whether the probe keeps its plant while the knob removes all others: the probe reports the reuse of memory to which
-    /// plants would return, and the engine cannot detect the reuse later.
-    fn stays_while_disarmed(&self, probe: &Probe) -> bool {
-        match probe.purpose {
-            Purpose::KernelEvent(KernelEvent::BootPatched) => !self.running.boot_patched.get(),
-            Purpose::KernelEvent(KernelEvent::InitFreed) => !self.running.init_freed.get(),
-            Purpose::KernelEvent(KernelEvent::NextKernel) => true,
-            _ => false,
-        }
     }
 
     /// Makes the whole text read-only, so a further plant in the text changes no memory slot. Called after the kernel has
@@ -392,38 +290,6 @@ impl Armer {
             );
         }
     }
-}
-
-/// The next state of a watchpoint whose process is not there. A disabled watchpoint may not see a process of the number: the reason
-/// afterwards is not that no process was started.
-fn without_task(probe: &Probe, member: &TaskMember, is_off: bool) -> NewState {
-    let pid = member.pid;
-    match (probe.status.state(), is_off) {
-        (ProbeState::Refused, _) => NewState::AsItIs,
-        (_, true) => NewState::Disabled,
-        (ProbeState::Disabled, false) => NewState::Pending(format!(
-            "the guest has no process with the number {pid} since the watchpoint was enabled"
-        )),
-        (_, false) => NewState::AsItIs,
-    }
-}
-
-/// The next state of a probe.
-enum NewState {
-    /// The probe is at `ip`; the plant or the debug register is at `at`.
-    Armed {
-        ip: Gva,
-        at: Gva,
-    },
-    /// The probe watches the bytes of the pieces.
-    Watching(Vec<WatchedBytes>),
-    /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
-    AsItIs,
-    Pending(String),
-    Disabled,
-    /// The probe's code has been freed.
-    Gone,
-    Refused(String),
 }
 
 impl Armer {

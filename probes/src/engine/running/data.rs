@@ -1,6 +1,6 @@
 //! Watched data in the memory of the running kernel: one piece, or one for each processor.
 
-use address::{Gva, PAGE_BYTES};
+use address::{Gpa, Gva, PAGE_BYTES};
 use inspect::{DirectMap, KernelView, PerCpuOffsets};
 use introspect::walk;
 use manifest::WatchedAccess;
@@ -22,6 +22,10 @@ pub(crate) enum NotInMemory {
         "{at} is not in the kernel's map of all memory, where slabs and pages have their addresses: other mappings change"
     )]
     Mapped { at: Gva },
+    #[error(
+        "{at} is in the kernel's image, which the kernel accesses by other addresses: watch {image}"
+    )]
+    InImage { at: Gva, image: Gva },
     #[error("the kernel's table of its processors' data cannot be read")]
     NoTable,
     #[error(
@@ -69,6 +73,9 @@ impl Running {
                     |spot: &Spot| map.is_some_and(|map| map.start.wrapping_add(spot.gpa.0) == at);
                 let spot = found.filter(is_mapped);
                 let spot = spot.ok_or(NotInMemory::Mapped { at })?;
+                if let Some(image) = self.in_image(spot.gpa, located) {
+                    return Err(NotInMemory::InImage { at, image });
+                }
                 Ok(vec![piece(at, spot, None)])
             }
             MemoryOwner::Processors => {
@@ -82,6 +89,16 @@ impl Running {
                 pieces.collect()
             }
         }
+    }
+
+    /// The run-time address in the kernel's image of the byte at `gpa`, if the image has the byte.
+    fn in_image(&self, gpa: Gpa, located: Located) -> Option<Gva> {
+        let image = self.kernel.image();
+        let start = self.gpa_of(image.start, located)?;
+        let offset = gpa.0.checked_sub(start.0)?;
+        let linked = image.start.wrapping_add(offset);
+        let running = linked.wrapping_add(located.slide.cast_unsigned());
+        image.contains(&linked).then_some(running)
     }
 
     /// The guest-physical location of the `len` bytes at the run-time address `at`, whose pages may lie anywhere.

@@ -19,7 +19,9 @@ impl Watches {
         }
         for page in seen.pages() {
             let hot = self.hot_pages.count(page, by, self.reporter.now_ns());
-            if let (Some(hot), Some(watch)) = (hot, table.on_page(page).next()) {
+            let mut on_page = table.on_page(page);
+            let watch = on_page.find(|watch| !watch.access.is_in_register());
+            if let (Some(hot), Some(watch)) = (hot, watch) {
                 let text = self.describe(&hot);
                 self.reporter.note(Some(&watch.probe), text);
             }

@@ -66,6 +66,8 @@ pub(crate) struct Lifted {
     pub(crate) regs: kvm_regs,
     /// The origin of the hardware's accesses.
     pub(crate) origin: Origin,
+    /// Whether stops may have needed the debug registers of words.
+    pub(crate) takes_registers: bool,
     table: Arc<WatchTable>,
     /// The value of each word of the table.
     values: Vec<u64>,
@@ -87,6 +89,7 @@ impl Lifted {
                 Some(vector) => Origin::Delivery { vector, at },
                 None => Origin::Instruction(at),
             },
+            takes_registers: false,
             values: values.map(|watch| watch.value(memory)).collect(),
             table,
         }

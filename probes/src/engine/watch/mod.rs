@@ -276,7 +276,8 @@ impl Watches {
         }
         for (id, (probe, access)) in lifted.table().probes() {
             let is_unknown = reads.is_unknown() && access.has_reads();
-            if executed == Executed::Many || is_unknown {
+            let is_unseen = !access.is_in_register() || lifted.takes_registers;
+            if (executed == Executed::Many && is_unseen) || is_unknown {
                 probe.counters.miss(Missed::Unprotected);
             }
             // The exit does not name the page.
@@ -375,6 +376,7 @@ impl Watches {
             sites: Sites::These(&[]),
         });
         let table = WatchTable::new(others);
+        self.plants.forget_data(paused, probes);
         // A change that has failed may have protected other pages than those of the present table.
         self.protections.watch(paused, table.pages())?;
         self.replace(paused, table).map(drop)

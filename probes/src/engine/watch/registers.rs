@@ -3,6 +3,8 @@
 //! The register has a linear address. The emulator's writes, and those of an instruction that the hardware executes without the register, are
 //! seen by the guest-physical address, as those to a protected page are.
 
+use std::sync::Arc;
+
 use address::Gva;
 use introspect::insn::{decode, is_repeated, writes_memory};
 use introspect::{PagingState, read_virt};
@@ -10,10 +12,13 @@ use text::{GuestError, Ran, To, Vcpu};
 
 use super::Watches;
 use super::memory::{Origin, SeenAccess};
-use super::table::Watch;
+use super::table::{Watch, WatchTable};
 use crate::engine::arm::edits::{Edits, NoRegister};
+use crate::registry::Missed;
 use crate::resolve::WORD_BYTES;
 
+/// The number of debug registers.
+const REGISTERS: usize = 4;
 /// More than the bytes of a repeated instruction with its prefixes.
 const MAX_REPEATED_BYTES: usize = 4;
 
@@ -33,28 +38,70 @@ impl Watches {
         edits.watch(registers.collect::<Result<_, _>>()?)
     }
 
-    /// Runs the vCPU alone by `run`, up to a stop. The stops may need the debug registers: then the words' values show the writes.
+    /// Runs the vCPU alone by `run`, up to a stop. The stops may need the registers of words: then the values show the writes, and if the vCPU may have
+    /// executed more than one instruction, each word has a miss.
     pub(crate) fn run_alone<V: Vcpu>(
         &self,
         vcpu: &mut V,
         to: To<'_>,
         run: impl FnOnce(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<Ran, GuestError> {
-        let table = self.table.load();
-        if !table.has_registers() || self.is_lifted() {
+        let table = self.table.load_full();
+        let ran = self.run_watched(vcpu, &table, to, run)?;
+        let present = self.table.load();
+        if !Arc::ptr_eq(&table, &present) {
+            // The registers of words that have come meanwhile are in force at the vCPU's next entry.
+            let words = present.watches().iter();
+            let since = words
+                .filter(|word| word.access.is_in_register())
+                .filter(|word| table.index_of(word.key()).is_none());
+            since.for_each(|word| word.probe.counters.miss(Missed::Unprotected));
+        }
+        Ok(ran)
+    }
+
+    fn run_watched<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        table: &WatchTable,
+        to: To<'_>,
+        run: impl FnOnce(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<Ran, GuestError> {
+        let in_registers = self.plants.table.load().of_data();
+        if in_registers == 0 {
+            return run(vcpu, to);
+        }
+        let takes_registers = program_stops(to) + in_registers > REGISTERS;
+        if let Some(lifted) = self.lock().as_mut() {
+            lifted.takes_registers |= takes_registers;
+        }
+        if self.is_lifted() {
             return run(vcpu, to);
         }
         let regs = vcpu.regs()?;
-        let ran = run(vcpu, to)?;
         let memory = self.running.memory.as_ref();
         let words = table.watches().iter();
-        for word in words.filter(|word| word.access.is_in_register()) {
-            let _order = self.lock();
+        let words = words.filter(|word| word.access.is_in_register());
+        let words = words.map(|word| (word, word.value(&memory), word.last()));
+        let words: Vec<_> = words.collect();
+        let ran = run(vcpu, to)?;
+        let is_one = matches!(ran, Ran::At(_)) && self.running.abilities.holds_interrupts;
+        for (word, value, last) in words {
+            let order = self.lock();
             let new = word.value(&memory);
-            let old = word.replace_last(new);
+            // A reported write has replaced the last value; KVM and other mappings may have changed the bytes before.
+            let old = match word.last() == last {
+                true => value,
+                false => word.last(),
+            };
             if old != new {
+                word.replace_last(new);
                 let access = SeenAccess::write(word, old, new);
                 self.report(vcpu, regs, Origin::Instruction(Gva(regs.rip)), &access)?;
+            }
+            drop(order);
+            if takes_registers && !is_one {
+                word.probe.counters.miss(Missed::Unprotected);
             }
         }
         Ok(ran)
@@ -105,5 +152,13 @@ impl Watches {
         read_virt(&self.running.planter.own(), paging, rip, &mut code).ok()?;
         let decoded = decode(&code, rip).ok()?;
         (is_repeated(&decoded) && writes_memory(&decoded)).then_some(rip)
+    }
+}
+
+/// The number of stops that need a debug register: no plant exits in the programs' half of the address space.
+fn program_stops(to: To<'_>) -> usize {
+    match to {
+        To::Next(stops) => stops.iter().filter(|stop| stop.0 >> 63 == 0).count(),
+        To::Return(_) => 0,
     }
 }

@@ -114,6 +114,11 @@ impl Watch {
         })
     }
 
+    /// The value behind the last write that is known, of a word with a debug register.
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
     /// Takes note of the value behind a write. Returns the value behind the write before.
     pub(crate) fn replace_last(&self, value: u64) -> u64 {
         // Changed under the lock of the watchpoints, or with the vCPUs paused.
@@ -134,8 +139,6 @@ pub(crate) struct WatchTable {
     probes: BTreeMap<ProbeId, (Arc<Probe>, WatchedAccess)>,
     /// Whether any read is a hit.
     has_reads: bool,
-    /// Whether any word has a debug register.
-    has_registers: bool,
 }
 
 impl WatchTable {
@@ -155,7 +158,6 @@ impl WatchTable {
         Self {
             probes: watches.iter().map(of_probe).collect(),
             has_reads: watches.iter().any(|watch| watch.access.has_reads()),
-            has_registers: watches.iter().any(|watch| watch.access.is_in_register()),
             watches,
             pages,
         }
@@ -192,11 +194,6 @@ impl WatchTable {
     /// Whether any read is a hit.
     pub(crate) fn has_reads(&self) -> bool {
         self.has_reads
-    }
-
-    /// Whether any word has a debug register.
-    pub(crate) fn has_registers(&self) -> bool {
-        self.has_registers
     }
 
     /// The position of a word in [`watches`](Self::watches).

@@ -27,7 +27,7 @@ use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{Running, is_undefined};
-use crate::plant_table::{DebugUse, Plant};
+use crate::plant_table::{DebugUse, Plant, assign_registers};
 use crate::registry::{KernelEvent, Missed};
 
 /// Withdraws plants while the guest may read them. The other vCPUs are paused.
@@ -72,8 +72,8 @@ impl StandIns {
             self.running.planter.withdraw(paused, plant.spot.gpa)?;
             uses.push(DebugUse::StandIn(Arc::clone(plant)));
         }
-        let mut uses = uses.into_iter();
-        table.debug = std::array::from_fn(|_| uses.next());
+        // Not more than there are.
+        (table.debug, _) = assign_registers(uses, &table.debug);
         self.plants.replace_table(paused, table);
         Ok(())
     }
@@ -112,15 +112,7 @@ impl StandIns {
             self.optimiser.end_early_detours(paused)?;
         }
         self.running.planter.withdraw(paused, plant.spot.gpa)?;
-        self.plants.unwatched().push(plant.at);
-        for (probe, _) in &plant.probes {
-            probe.counters.miss(Missed::Unwatched);
-            self.reporter.note(
-                Some(probe),
-                "the guest reads this instruction, and no debug register is free: executions are missed until one is"
-                    .to_owned(),
-            );
-        }
+        leave_unwatched(&self.plants, &self.reporter, plant);
         Ok(())
     }
 
@@ -139,5 +131,18 @@ impl StandIns {
         table.debug = debug;
         self.plants.replace_table(paused, table);
         Ok(true)
+    }
+}
+
+/// Notes that the withdrawn plant has no debug register: executions are missed until one is free.
+pub(crate) fn leave_unwatched(plants: &Plants, reporter: &Reporter, plant: &Plant) {
+    plants.unwatched().push(plant.at);
+    for (probe, _) in &plant.probes {
+        probe.counters.miss(Missed::Unwatched);
+        reporter.note(
+            Some(probe),
+            "the guest reads this instruction, and no debug register is free: executions are missed until one is"
+                .to_owned(),
+        );
     }
 }

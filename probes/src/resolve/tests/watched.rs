@@ -271,6 +271,10 @@ fn page_that_the_hardware_writes_is_not_watched() {
         kernel.function("plain", &PLAIN);
         kernel.variable("counter", 5);
         kernel.variable(object, 0);
+        // A debug register has no page.
+        place(&kernel.kernel(), "watch:counter:8:hw");
+        let itself = problem(&kernel.kernel(), &format!("watch:{object}:8:hw"));
+        assert!(itself.problem.to_string().contains(object));
         let error = problem(&kernel.kernel(), "watch:counter:8");
         assert_eq!(
             error.problem.to_string(),

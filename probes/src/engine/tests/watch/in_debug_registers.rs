@@ -2,20 +2,25 @@
 
 use std::sync::Arc;
 
-use address::{Gva, PAGE_BYTES};
+use address::{Gpa, Gva};
 use events::{ProbeId, ProbeState};
 use introspect::PagingState;
-use manifest::{ProbeSpec, Stealth};
-use text::Vcpu as _;
+use manifest::{ProbeSpec, Stealth, WatchedAccess};
+use text::testing::FakeVcpu;
+use text::{Ran, Spot, To, Vcpu as _};
 use vmm::{BreakpointBytes, HardwareBreakpoint};
 
 use super::{BEFORE, MOV, MOVUPS, Watched, watched};
 use crate::engine::abilities::Abilities;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::tests::{ABILITIES, DATA, LOWER, PLAIN, ROOT, Rig, TABLE, gpa, one, vcpu};
+use crate::engine::watch::table::{WatchTable, WatchedBytes};
+use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 
 const COUNTER: &str = "watch:counter:8:hw";
+/// `ud2`
+const UD2: [u8; 2] = [0x0f, 0x0b];
 /// `rep stosb; ret`
 const STOSB: [u8; 3] = [0xf3, 0xaa, 0xc3];
 /// The kernel's map of all memory.
@@ -110,14 +115,14 @@ fn write_of_an_instruction_that_runs_alone_is_one_hit() {
     let watched = watched(&MOVUPS, &[COUNTER, "watch:counter+4:4"]);
     let fires = |fires: bool, value: u64| {
         let mut vcpu = watched.vcpu(watched.data, 0);
-        let run = |vcpu: &mut text::testing::FakeVcpu, _: text::To<'_>| {
+        let run = |vcpu: &mut FakeVcpu, _: To<'_>| {
             watched.rig.memory.put(watched.data, &value.to_le_bytes());
             vcpu.regs.rip += 3;
             if fires {
                 let watches = &watched.rig.engine.watches;
                 watches.on_register_writes(vcpu, 1)?;
             }
-            Ok(text::Ran::At(Gva(vcpu.regs()?.rip)))
+            Ok(Ran::At(Gva(vcpu.regs()?.rip)))
         };
         assert_eq!(watched.step(&mut vcpu, run), HitOutcome::Resume);
     };
@@ -126,6 +131,123 @@ fn write_of_an_instruction_that_runs_alone_is_one_hit() {
     fires(false, 7);
     assert_eq!(watched.writes(), [(BEFORE, 6), (6, 7)]);
     assert_eq!(watched.counts(0), (2, 2));
+}
+
+/// A guest with watchpoints in all registers, the first at `counter`.
+fn four() -> Watched {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("writer", &MOV);
+    let counter = kernel.variable("counter", BEFORE);
+    let others = ["b", "c", "d"];
+    for name in others {
+        kernel.variable(name, 0);
+    }
+    let others = others.map(|name| format!("watch:{name}:8:hw"));
+    let probes = std::iter::once(COUNTER).chain(others.iter().map(String::as_str));
+    let rig = Rig::new(&kernel, &probes.collect::<Vec<_>>());
+    Watched {
+        rig,
+        at,
+        data: gpa(counter),
+    }
+}
+
+/// The vCPU runs alone up to `stop` or not, and the value is `value` afterwards.
+fn runs_alone(watched: &Watched, stop: Gva, ran: Ran, value: u64) {
+    let rig = &watched.rig;
+    let run = |_: &mut FakeVcpu, _: To<'_>| {
+        rig.memory.put(watched.data, &value.to_le_bytes());
+        Ok(ran)
+    };
+    let mut vcpu = watched.vcpu(watched.data, 0);
+    let stops = [stop];
+    let watches = &rig.engine.watches;
+    let ran = watches.run_alone(&mut vcpu, To::Next(&stops), run);
+    ran.expect("handled");
+}
+
+#[test]
+fn write_is_known_by_the_value_while_a_stop_of_a_program_has_the_register() {
+    let watched = four();
+    let (program, kernel) = (Gva(0x40_0000), watched.at);
+    runs_alone(&watched, program, Ran::At(program), 6);
+    assert_eq!(watched.writes(), [(BEFORE, 6)]);
+    assert!(watched.rig.probe(0).missed.is_empty());
+    // All registers stay in force.
+    runs_alone(&watched, kernel, Ran::Nowhere, 6);
+    assert!(watched.rig.probe(0).missed.is_empty());
+    runs_alone(&watched, program, Ran::Nowhere, 7);
+    assert_eq!(watched.writes(), [(BEFORE, 6), (6, 7)]);
+    let missed = [("unprotected".to_owned(), 1)].into();
+    assert_eq!(watched.rig.probe(0).missed, missed);
+    assert_eq!(watched.rig.probe(3).missed, missed);
+}
+
+#[test]
+fn change_that_no_instruction_has_made_is_no_hit_of_the_next_that_runs_alone() {
+    let watched = four();
+    // KVM has written, or another mapping was used.
+    watched.rig.memory.put(watched.data, &9_u64.to_le_bytes());
+    runs_alone(&watched, watched.at, Ran::At(watched.at), 9);
+    assert_eq!(watched.writes(), []);
+}
+
+#[test]
+fn watchpoint_keeps_its_register_when_others_come_and_go() {
+    let mut kernel = SyntheticKernel::new();
+    let keyed = kernel.function("keyed", &PLAIN);
+    kernel.jump_labels(&[keyed]);
+    let counter = kernel.variable("counter", BEFORE);
+    kernel.variable("other", 0);
+    let rig = Rig::new(&kernel, &["watch:other:8:hw", COUNTER]);
+    let register = |spec: &str| {
+        let spec: ProbeSpec = spec.parse().expect("a probe");
+        let ids = rig.engine.register(&rig.paused, &[spec.into()]);
+        ids.expect("registered");
+    };
+    register("kprobe:keyed");
+    let registers = rig.paused.registers();
+    assert_eq!(registers[1], eight(counter));
+    assert_eq!(registers[2], Some(HardwareBreakpoint::Execute(keyed)));
+    let removed = rig.engine.unregister(&rig.paused, &ids(&rig)[..1]);
+    removed.expect("removed");
+    let after = [registers[2], registers[1], None, None];
+    assert_eq!(rig.paused.registers(), after);
+}
+
+#[test]
+fn withdrawn_plant_that_loses_its_register_does_not_return_while_the_guest_may_read() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("f", &UD2);
+    let names = ["a", "b", "c", "d"];
+    for name in names {
+        kernel.variable(name, 0);
+    }
+    let rig = Rig::new(&kernel, &["kprobe:f"]);
+    let mut hitting = vcpu(at);
+    let outcome = rig.engine.hits.on_hit(&mut hitting, at);
+    assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
+    let run = |_: &mut FakeVcpu, _: To<'_>| Ok(Ran::Nowhere);
+    let hits = &rig.engine.paused_hits;
+    let handled = hits.on_paused_hit(&mut hitting, &rig.paused, at, run);
+    handled.expect("handled");
+    assert_eq!(
+        (rig.seen(at), rig.paused.breakpoints()[0]),
+        (UD2[0], Some(at))
+    );
+    for name in names {
+        let spec: ProbeSpec = format!("watch:{name}:8:hw").parse().expect("a probe");
+        let ids = rig.engine.register(&rig.paused, &[spec.into()]);
+        ids.expect("registered");
+    }
+    assert_eq!(rig.seen(at), UD2[0]);
+    assert_eq!(rig.paused.breakpoints(), [None; 4]);
+    let missed = [("unwatched".to_owned(), 1)].into();
+    assert_eq!(rig.probe(0).missed, missed);
+    // The next free register is the plant's.
+    let removed = rig.engine.unregister(&rig.paused, &ids(&rig)[1..2]);
+    removed.expect("removed");
+    assert!(rig.paused.breakpoints().contains(&Some(at)));
 }
 
 #[test]
@@ -194,7 +316,8 @@ fn address_in_the_map_of_all_memory_is_watched_once_the_kernel_has_booted() {
     let boots = kernel.function("rest_init", &PLAIN);
     let in_map = format!("watch:{:#x}:8:hw", MAP + DATA);
     let elsewhere = format!("watch:{:#x}:8:hw", MAP + (1 << 40));
-    let rig = Rig::new(&kernel, &[&in_map, &elsewhere]);
+    let of_image = format!("watch:{:#x}:8:hw", MAP + gpa(at));
+    let rig = Rig::new(&kernel, &[&in_map, &elsewhere, &of_image]);
     // Entry 273 of the table.
     let entry = ROOT + 8 * (MAP >> 39 & 511);
     rig.memory.put(entry, &(LOWER | TABLE).to_le_bytes());
@@ -204,7 +327,7 @@ fn address_in_the_map_of_all_memory_is_watched_once_the_kernel_has_booted() {
     assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
     let paging = Arc::new(PagingState::four_level(ROOT));
     rig.engine.running.modules.paging.store(Some(paging));
-    let run = |_: &mut _, _: text::To<'_>| panic!("nothing to step");
+    let run = |_: &mut _, _: To<'_>| panic!("nothing to step");
     let hits = &rig.engine.paused_hits;
     let handled = hits.on_paused_hit(&mut booting, &rig.paused, boots, run);
     handled.expect("handled");
@@ -213,6 +336,12 @@ fn address_in_the_map_of_all_memory_is_watched_once_the_kernel_has_booted() {
     assert_eq!(rig.paused.registers()[0], eight(Gva(MAP + DATA)));
     let reason = rig.probe(1).reason.expect("a reason");
     assert!(reason.contains("map of all memory"), "{reason}");
+    let reason = rig.probe(2).reason.expect("a reason");
+    let address = format!("watch {at}");
+    assert!(
+        reason.contains("image") && reason.ends_with(&address),
+        "{reason}"
+    );
     let watched = Watched {
         rig,
         at,
@@ -225,32 +354,27 @@ fn address_in_the_map_of_all_memory_is_watched_once_the_kernel_has_booted() {
 }
 
 #[test]
-fn code_and_data_in_a_register_do_not_share_a_page() {
+fn code_on_a_page_with_data_in_a_register_is_refused() {
     // KVM emulates writes to a read-only page, and no debug register fires.
-    let mut kernel = SyntheticKernel::new();
-    let code = kernel.function("f", &PLAIN);
-    let rig = Rig::new(&kernel, &[]);
-    let register = |spec: &str| {
-        let spec: ProbeSpec = spec.parse().expect("a probe");
-        let ids = rig.engine.register(&rig.paused, &[spec.into()]);
-        ids.expect("registered");
+    let (watched, _) = counted(&MOV, &[]);
+    let purpose = Purpose::Count;
+    let probe = Probe::new(ProbeId(99), COUNTER.into(), purpose, None, true);
+    let bytes = WatchedBytes {
+        at: watched.at.page(),
+        spot: Spot::contiguous(Gpa(gpa(watched.at.page()))),
+        len: 8,
+        access: WatchedAccess::HardwareWrites,
+        copy: None,
     };
-    // The address of the code in the map of all memory.
-    let entry = ROOT + 8 * (MAP >> 39 & 511);
-    rig.memory.put(entry, &(LOWER | TABLE).to_le_bytes());
-    let paging = Arc::new(PagingState::four_level(ROOT));
-    rig.engine.running.modules.paging.store(Some(paging));
-    rig.engine.running.boot_patched.set(true);
-    let page = gpa(code) & !(PAGE_BYTES - 1);
-    let watch = format!("watch:{:#x}:8:hw", MAP + page + 0x800);
-    register(&watch);
-    register("kprobe:f");
-    assert_eq!(rig.states(), [ProbeState::Armed, ProbeState::Refused]);
-    let removed = rig.engine.unregister(&rig.paused, &ids(&rig));
-    removed.expect("removed");
-    register("kprobe:f");
-    register(&watch);
-    assert_eq!(rig.states(), [ProbeState::Armed, ProbeState::Refused]);
+    let table = WatchTable::new(bytes.words(&Arc::new(probe)).collect());
+    let rig = &watched.rig;
+    let replaced = rig.engine.watches.replace(&rig.paused, table);
+    replaced.expect("armed");
+    assert_eq!(watched.protected(), [] as [u64; 0]);
+    watched.register("kprobe:writer");
+    assert_eq!(rig.states(), [ProbeState::Refused]);
+    let reason = rig.probe(0).reason.expect("a reason");
+    assert!(reason.contains("its page has watched data"), "{reason}");
 }
 
 #[test]
