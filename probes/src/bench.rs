@@ -9,7 +9,8 @@ use detour::{DetourError, Record, Ring};
 use text::{GuestError, GuestMemory, KvmMemory, Spot};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::plant_table::{Plant, Table};
+use crate::plant::Plant;
+use crate::plant_table::Table;
 
 /// The address of the first plant.
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);

@@ -8,12 +8,14 @@ mod arguments;
 #[doc(hidden)]
 pub mod bench;
 mod code;
+mod debug_registers;
 mod engine;
 mod handler;
 mod hit_state;
 mod inject;
 mod kernel;
 mod module;
+mod plant;
 mod plant_table;
 mod registry;
 mod resolve;

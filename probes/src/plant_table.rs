@@ -1,167 +1,16 @@
 //! The table of plants for look-ups by vCPUs: never changed, only replaced.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use address::{Gpa, Gva};
-use arc_swap::{ArcSwap, ArcSwapOption};
-use events::ProbeId;
-use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
-use text::{AddressMap, KernelTables, KnowsTables, Planter, Spot};
-use vmm::{BreakpointBytes, HardwareBreakpoint, HardwareBreakpoints};
+use arc_swap::ArcSwap;
+use introspect::insn::MAX_LENGTH_BYTES;
+use text::{AddressMap, Planter, Spot};
+use vmm::HardwareBreakpoints;
 
+use crate::debug_registers::{DataRegister, DebugRegisters, DebugUse};
 use crate::handler::PlantedInstructions;
-use crate::registry::{KernelEvent, Probe, Purpose};
-
-/// A plant: the site, and the probes with an interest in the site.
-#[derive(Debug)]
-pub(crate) struct Plant {
-    /// Address in the kernel's own mapping.
-    pub(crate) at: Gva,
-    pub(crate) spot: Spot,
-    /// Whether followed calls return to the site.
-    pub(crate) returns: bool,
-    /// The probes in the order of registration, each with its probed address.
-    pub(crate) probes: Vec<(Arc<Probe>, Gva)>,
-    /// The original instruction; `None` if the bytes do not decode. Replaced when the guest rewrites the bytes.
-    displaced: Arc<ArcSwapOption<Decoded>>,
-    pub(crate) optimising: Arc<Optimising>,
-}
-
-/// The verdict on a jump in place of the plant, if known, and the jump, if any.
-#[derive(Debug, Default)]
-pub(crate) struct Optimising {
-    decided: AtomicBool,
-    /// The number of rewrites of the site by the guest.
-    rewrites: AtomicUsize,
-    /// The guest-physical address of the jump.
-    jump: Mutex<Option<Gpa>>,
-}
-
-/// After as many rewrites by the guest, a site keeps its plant: each further verdict would cost a pause.
-const MAX_REWRITES: usize = 10_000;
-
-impl Optimising {
-    /// Whether a verdict is due: none has been reached yet, or the site has changed since.
-    pub(crate) fn is_open(&self) -> bool {
-        !self.decided.load(Ordering::Relaxed)
-    }
-
-    /// Marks the verdict as reached.
-    pub(crate) fn decide(&self) {
-        self.decided.store(true, Ordering::Relaxed);
-    }
-
-    /// Makes a new verdict due after a change, except a rewrite by the guest.
-    pub(crate) fn reopen(&self) {
-        if !self.is_rewritten_too_often() {
-            self.decided.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Makes a new verdict due after a rewrite by the guest.
-    pub(crate) fn reopen_rewritten(&self) {
-        self.rewrites.fetch_add(1, Ordering::Relaxed);
-        if self.is_rewritten_too_often() {
-            self.decide();
-        } else {
-            self.decided.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the site keeps its plant because of the number of rewrites.
-    pub(crate) fn is_rewritten_too_often(&self) -> bool {
-        self.rewrites.load(Ordering::Relaxed) >= MAX_REWRITES
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Gpa>> {
-        self.jump.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The guest-physical address of the jump that replaces the plant.
-    pub(crate) fn jump(&self) -> Option<Gpa> {
-        *self.lock()
-    }
-
-    pub(crate) fn set_jump(&self, jump: Option<Gpa>) {
-        *self.lock() = jump;
-    }
-}
-
-impl Plant {
-    pub(crate) fn new(at: Gva, spot: Spot) -> Self {
-        Self {
-            at,
-            spot,
-            returns: false,
-            probes: Vec::new(),
-            displaced: Arc::default(),
-            optimising: Arc::default(),
-        }
-    }
-
-    /// The kernel's page tables for a vCPU that has executed the plant's byte at `rip`; `None` if `rip` is another mapping of the byte.
-    pub(crate) fn kernel_tables<'a>(
-        &self,
-        known_to: &'a dyn KnowsTables,
-        rip: Gva,
-    ) -> Option<KernelTables<'a>> {
-        (rip == self.at).then(|| KernelTables::for_hit(known_to, self.at, self.spot))
-    }
-
-    /// A plant at the same site, with other probes.
-    pub(crate) fn of_interest_to(&self, probes: Vec<(Arc<Probe>, Gva)>, returns: bool) -> Self {
-        Self {
-            returns,
-            probes,
-            displaced: Arc::clone(&self.displaced),
-            optimising: Arc::clone(&self.optimising),
-            ..*self
-        }
-    }
-
-    /// Whether the plant reports this kernel event.
-    pub(crate) fn has_kernel_event(&self, kernel_event: KernelEvent) -> bool {
-        let mut purposes = self.probes.iter().map(|(probe, _)| &probe.purpose);
-        purposes.any(|purpose| matches!(purpose, Purpose::KernelEvent(own) if *own == kernel_event))
-    }
-
-    /// Whether the plant reports any kernel event.
-    pub(crate) fn has_kernel_events(&self) -> bool {
-        let mut purposes = self.probes.iter().map(|(probe, _)| &probe.purpose);
-        purposes.any(|purpose| matches!(purpose, Purpose::KernelEvent(_)))
-    }
-
-    /// Reads and decodes the original bytes anew.
-    pub(crate) fn refresh(&self, planter: &Planter) {
-        self.displaced
-            .store(own_instruction(planter, self.spot, self.at).map(Arc::new));
-    }
-
-    /// The displaced instruction, decoded for the execution address `rip`. Only the first code of a boot has an execution
-    /// address other than the plant's: the code runs at the load address.
-    pub(crate) fn displaced(&self, planter: &Planter, rip: Gva) -> Option<Decoded> {
-        if rip == self.at {
-            self.displaced.load().as_deref().copied()
-        } else {
-            own_instruction(planter, self.spot, rip)
-        }
-    }
-}
-
-/// The original instruction at `spot`, decoded for the address `at`.
-pub(crate) fn own_instruction(planter: &Planter, spot: Spot, at: Gva) -> Option<Decoded> {
-    let mut bytes = [0; MAX_LENGTH_BYTES];
-    let (here, beyond) = bytes.split_at_mut(spot.room().min(MAX_LENGTH_BYTES));
-    planter.read_own(spot.gpa, here).ok()?;
-    let mut len = here.len();
-    if let Some(page) = spot.beyond
-        && planter.read_own(page, beyond).is_ok()
-    {
-        len += beyond.len();
-    }
-    decode(&bytes[..len], at).ok()
-}
+use crate::plant::Plant;
 
 /// The number of offsets in a page.
 const PAGE_OFFSETS: usize = 4096;
@@ -179,87 +28,6 @@ pub(crate) struct Table {
     offsets: Box<[u32; PAGE_OFFSETS]>,
     /// The uses of the debug registers.
     pub(crate) debug: DebugRegisters,
-}
-
-/// The use of a debug register.
-#[derive(Clone, Debug)]
-pub(crate) enum DebugUse {
-    /// A site without a plant, because none is possible there.
-    Only(Arc<Plant>),
-    /// A plant withdrawn until the next execution.
-    StandIn(Arc<Plant>),
-    /// Watched data.
-    Data(DataRegister),
-}
-
-/// The debug register of the watchpoints at a word.
-#[derive(Clone, Debug)]
-pub(crate) struct DataRegister {
-    pub(crate) at: Gva,
-    pub(crate) bytes: BreakpointBytes,
-    /// The guest-physical address of the word.
-    pub(crate) gpa: Gpa,
-    /// In the order of registration.
-    pub(crate) watchpoints: Vec<ProbeId>,
-}
-
-impl DataRegister {
-    /// Whether the register has the same bytes.
-    pub(crate) fn is_of_same(&self, other: &Self) -> bool {
-        (self.at, self.bytes, self.gpa) == (other.at, other.bytes, other.gpa)
-    }
-
-    /// Whether the registers have a byte in common.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let end = |register: &Self| register.at.0.saturating_add(register.bytes.count());
-        self.at.0 < end(other) && other.at.0 < end(self)
-    }
-}
-
-impl DebugUse {
-    /// The plant of an instruction.
-    pub(crate) fn plant(&self) -> Option<&Arc<Plant>> {
-        match self {
-            Self::Only(plant) | Self::StandIn(plant) => Some(plant),
-            Self::Data(_) => None,
-        }
-    }
-
-    /// Whether the register has the same watched word.
-    fn is_of_same_data(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::Data(one), Self::Data(other)) if one.is_of_same(other))
-    }
-
-    /// The condition of the register.
-    fn condition(&self) -> HardwareBreakpoint {
-        match self {
-            Self::Only(plant) | Self::StandIn(plant) => HardwareBreakpoint::Execute(plant.at),
-            Self::Data(data) => HardwareBreakpoint::Write(data.at, data.bytes),
-        }
-    }
-}
-
-/// DR0 to DR3.
-pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
-
-/// Gives `uses` registers, in their order, and returns those for which none is left. Watched data that has had a register `before` keeps the register: a
-/// vCPU that runs alone has the former ones in force, and a register of an instruction is known by the instruction's address.
-pub(crate) fn assign_registers(
-    uses: impl IntoIterator<Item = DebugUse>,
-    before: &DebugRegisters,
-) -> (DebugRegisters, Vec<DebugUse>) {
-    let mut uses = uses.into_iter();
-    let mut first: Vec<DebugUse> = uses.by_ref().take(before.len()).collect();
-    let mut registers = before.each_ref().map(|used| {
-        let used = used.as_ref()?;
-        let kept = first.iter().position(|other| other.is_of_same_data(used))?;
-        Some(first.remove(kept))
-    });
-    let mut others = first.into_iter();
-    for register in registers.iter_mut().filter(|register| register.is_none()) {
-        *register = others.next();
-    }
-    (registers, uses.collect())
 }
 
 impl Default for Table {
@@ -429,6 +197,7 @@ mod tests {
     use text::testing::FakeMemory;
 
     use super::*;
+    use crate::plant::own_instruction;
 
     /// `mov rax, 0x11223344`, two bytes before the end of a page.
     const MOV: [u8; 7] = [0x48, 0xc7, 0xc0, 0x44, 0x33, 0x22, 0x11];

@@ -21,7 +21,7 @@ use crate::engine::task_watch::TaskWatch;
 use crate::engine::tasks::Tasks;
 use crate::engine::uprobes::Uprobes;
 use crate::kernel::Kernel;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{FileEvent, KernelEvent, Mover, Probe, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 

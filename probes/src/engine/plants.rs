@@ -9,8 +9,10 @@ use events::ProbeId;
 use introspect::{PagingState, walk};
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 
+use crate::debug_registers::DebugUse;
 use crate::engine::running::Running;
-use crate::plant_table::{DebugUse, Plant, Table};
+use crate::plant::Plant;
+use crate::plant_table::Table;
 use crate::registry::{KernelEvent, Probe, Purpose, Reader};
 
 /// The plants that vCPUs look up, and the kernel event probes.

@@ -20,7 +20,7 @@ use crate::engine::uprobes::Uprobes;
 use crate::engine::uprobes::code_hit::OnPage;
 use crate::engine::uprobes::mark_counter::{RaisedCounter, ReadCounter};
 use crate::engine::watch::Watches;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 
 /// The privilege level of programs.
 pub(super) const PROGRAM: u8 = 3;

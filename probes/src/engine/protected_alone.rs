@@ -14,7 +14,7 @@ use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::protected_accesses::{PROGRAM, ProtectedAccesses, is_64_bit};
 use crate::engine::uprobes::code_hit::{CodeHit, OnPage};
 use crate::engine::watch::lifted::{Executed, Lifted, OperandReads};
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::Missed;
 
 /// RFLAGS.TF.

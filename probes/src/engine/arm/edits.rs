@@ -7,7 +7,9 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
-use crate::plant_table::{DataRegister, DebugUse, Plant, Table, assign_registers};
+use crate::debug_registers::{DataRegister, DebugUse, assign_registers};
+use crate::plant::Plant;
+use crate::plant_table::Table;
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.

@@ -35,7 +35,7 @@ use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::engine::write::stand_in::leave_unwatched;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{KernelEvent, Probe};
 use crate::resolve::{WORDS_MAX, WatchProblem};
 

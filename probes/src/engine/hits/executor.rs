@@ -16,7 +16,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::running::{INT3, Running};
 use crate::engine::watch::Watches;
 use crate::handler::{FaultOutcome, HitContext};
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 use crate::registry::Purpose;
 
 /// The answer of the fault-handlers.

@@ -14,7 +14,7 @@ use vmm::{kvm_regs, kvm_sregs};
 
 use crate::engine::hits::executor::{Executor, clear_resume_flag};
 use crate::handler::FaultOutcome;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;

@@ -17,6 +17,7 @@ use address::{Gpa, Gva, PAGE_BYTES};
 use detour::{Detour, LeftAt};
 use text::{GuestError, PlantByte, RFLAGS_RF, Vcpu};
 
+use crate::debug_registers::DebugUse;
 use crate::engine::hit_arguments::HitArguments;
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::{HitDisposition, HitOutcome};
@@ -32,7 +33,7 @@ use crate::engine::task_watch::TaskWatch;
 use crate::engine::tasks::{Position, Tasks};
 use crate::engine::uprobes::Uprobes;
 use crate::handler::{HitContext, PreOutcome};
-use crate::plant_table::{DebugUse, Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 use crate::registry::{KernelEvent, Missed, Purpose};
 
 /// The opcode of `outs` with bytes, which ends the instruction.

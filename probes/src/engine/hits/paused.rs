@@ -16,7 +16,7 @@ use crate::engine::plants::Plants;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::write::stand_in::StandIns;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 
 /// Handles hits with the other vCPUs paused.
 #[derive(Debug)]

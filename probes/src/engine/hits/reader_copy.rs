@@ -11,7 +11,7 @@ use text::GuestError;
 
 use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};
 use crate::handler::HitContext;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{Purpose, Reader};
 
 /// The functions of a copy: a probe in either function sees each execution, so none may be skipped.

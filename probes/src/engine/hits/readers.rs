@@ -19,7 +19,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::engine::watch::Watches;
 use crate::handler::HitContext;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{KernelEvent, Purpose, Reader};
 
 /// The maximum checked length of a read range. The kernel's own copies have a page at most.

@@ -8,7 +8,7 @@ use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::Purpose;
 
 const RFLAGS_TF: u64 = 1 << 8;

@@ -32,7 +32,7 @@ use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 use crate::registry::KernelEvent;
 
 /// The kernel's future page tables. While starting, the kernel runs on other tables, whose memory is freed later; both share the

@@ -8,7 +8,7 @@ use text::{GuestError, Paused, Vcpu};
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::{Int3Handler, VECTOR};
 use crate::engine::running::INT3;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{Missed, Purpose};
 
 impl Optimiser {

@@ -42,7 +42,8 @@ use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::plant_table::{Plant, Table};
+use crate::plant::Plant;
+use crate::plant_table::Table;
 
 /// The jump or `int3` that replaces a plant.
 #[derive(Clone, Copy, Debug)]

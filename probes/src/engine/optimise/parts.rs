@@ -26,7 +26,7 @@ use crate::engine::records::Records;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::tasks::Tasks;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::{Probe, Purpose};
 
 /// The receiver of a detour part's work.

@@ -9,7 +9,7 @@ use events::ProbeState;
 use text::{GuestError, Paused, Spot};
 
 use crate::engine::optimise::Optimiser;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 
 impl Optimiser {
     /// Removes the jump or `int3` that replaces `plant`, if any. The probe still counts threads inside the detour.

@@ -17,7 +17,7 @@ use crate::engine::optimise::int3::{CR4_FRED, Int3Handler, NoInt3};
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 
 /// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::landings::NoLandings;
 use crate::engine::returns::return_sites::ReturnSites;
-use crate::plant_table::Plant;
+use crate::plant::Plant;
 use crate::registry::Purpose;
 
 /// Plants and removes return sites. The other vCPUs are paused.

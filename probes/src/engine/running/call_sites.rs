@@ -8,7 +8,7 @@ use text::Spot;
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 
 /// The instruction at a possible return address, with its location, if any.
 pub(crate) enum CallSite {

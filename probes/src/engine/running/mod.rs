@@ -24,7 +24,7 @@ use crate::engine::abilities::Abilities;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Located, Reached, Whereabouts};
 use crate::kernel::Kernel;
-use crate::plant_table::{Plant, own_instruction};
+use crate::plant::{Plant, own_instruction};
 use crate::resolve::Place;
 
 /// The opcode of `int3`.

@@ -11,7 +11,7 @@ use manifest::WatchedAccess;
 use text::Spot;
 use vmm::{BreakpointBytes, Protection};
 
-use crate::plant_table::DataRegister;
+use crate::debug_registers::DataRegister;
 use crate::registry::Probe;
 #[cfg(test)]
 use crate::registry::Purpose;

@@ -23,11 +23,12 @@ use std::sync::Arc;
 use address::{Gpa, Gva};
 use text::{GuestError, Paused};
 
+use crate::debug_registers::{DebugUse, assign_registers};
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{Running, is_undefined};
-use crate::plant_table::{DebugUse, Plant, assign_registers};
+use crate::plant::Plant;
 use crate::registry::{KernelEvent, Missed};
 
 /// Withdraws plants while the guest may read them. The other vCPUs are paused.
