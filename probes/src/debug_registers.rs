@@ -69,14 +69,13 @@ impl DebugUse {
 /// DR0 to DR3.
 pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
 
-/// Gives `uses` registers, in their order, and returns those for which none is left. Watched data that has had a register `before` keeps the register: a
-/// vCPU that runs alone has the former ones in force, and a register of an instruction is known by the instruction's address.
+/// Gives `uses`, at most four, registers in their order. Watched data that has had a register `before` keeps the register: a
+/// vCPU that runs alone has the former ones in force. Those of instructions are in order of age.
 pub(crate) fn assign_registers(
     uses: impl IntoIterator<Item = DebugUse>,
     before: &DebugRegisters,
-) -> (DebugRegisters, Vec<DebugUse>) {
-    let mut uses = uses.into_iter();
-    let mut first: Vec<DebugUse> = uses.by_ref().take(before.len()).collect();
+) -> DebugRegisters {
+    let mut first: Vec<DebugUse> = uses.into_iter().collect();
     let mut registers = before.each_ref().map(|used| {
         let used = used.as_ref()?;
         let kept = first.iter().position(|other| other.is_of_same_data(used))?;
@@ -86,5 +85,5 @@ pub(crate) fn assign_registers(
     for register in registers.iter_mut().filter(|register| register.is_none()) {
         *register = others.next();
     }
-    (registers, uses.collect())
+    registers
 }

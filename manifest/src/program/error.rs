@@ -100,6 +100,9 @@ impl ProgramError {
                 }
                 _ => None,
             },
+            ProgramProblem::UnknownOperand(word) if word == "comm" => {
+                Some("a filter compares it by itself: comm == \"bash\"".to_owned())
+            }
             ProgramProblem::UnknownOperand(word) => {
                 let names: Vec<_> = Operand::all().map(|operand| operand.to_string()).collect();
                 let there_are = "there are arg0 to arg5, uid, pid, tid, curtask, cpu and the registers, and comm in filters";

@@ -139,7 +139,7 @@ pub enum ResolveProblem {
     /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),
-    /// The program reads a number of the task, and its place is not known.
+    /// The program reads a number or the name of the task, and its place is not known.
     #[error("its program cannot read `{name}`: the kernel's types do not say where a task has it")]
     NoTaskNumber {
         /// The operand.

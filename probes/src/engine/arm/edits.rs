@@ -247,7 +247,8 @@ impl<'t> Edits<'t> {
         self.places.iter().filter_map(is_outdated).collect()
     }
 
-    /// Applies the edits to memory, and returns the matching table, and the withdrawn plants that have lost their register. On failure nothing has
+    /// Applies the edits to memory, and returns the matching table, and the withdrawn plants that have lost their register, the
+    /// oldest first. On failure nothing has
     /// changed. Hidden plants change no byte.
     pub(crate) fn apply(
         self,
@@ -300,9 +301,13 @@ impl<'t> Edits<'t> {
             DebugUse::StandIn(plant) => table.at(plant.at).cloned().map(DebugUse::StandIn),
             DebugUse::Only(_) | DebugUse::Data(_) => None,
         });
-        let uses: Vec<_> = only.chain(data).chain(stand_ins).collect();
-        let (registers, left) = assign_registers(uses, &before.debug);
-        table.debug = registers;
+        let wanted: Vec<_> = only.chain(data).collect();
+        let stand_ins: Vec<_> = stand_ins.collect();
+        let left = (wanted.len() + stand_ins.len()).saturating_sub(before.debug.len());
+        let (left, kept) = stand_ins.split_at(left.min(stand_ins.len()));
+        // A plant that none is left for has been withdrawn before the others.
+        let uses = wanted.into_iter().chain(kept.iter().cloned());
+        table.debug = assign_registers(uses, &before.debug);
         let left = left.iter().filter_map(|left| left.plant().cloned());
         Ok((table, left.collect()))
     }

@@ -29,10 +29,11 @@ use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
-use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
+use crate::engine::running::{Running, is_undefined};
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
+use crate::engine::watch::registers::registers_of;
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::engine::write::stand_in::leave_unwatched;
 use crate::plant::Plant;
@@ -85,8 +86,8 @@ impl Armer {
         let table = self.plants.table.load_full();
         let mut watched = self.watches.outside(change);
         let mut edits = Edits::new(&table, self.running.hides_plants());
-        let kept = self.watches.take_registers(&watched, &mut edits);
-        debug_assert_eq!(kept, Ok(()), "the words have registers already");
+        let kept = registers_of(&watched).and_then(|registers| edits.watch(registers));
+        kept.map_err(|error| ArmError(error.into()))?;
         let mut registers = self.register_sites(&change);
         let looked_at = || self.plants.kernel_event_probes.iter().chain(change.probes);
         for probe in looked_at().chain(change.dropped) {
@@ -184,8 +185,10 @@ impl Armer {
                 }));
             }
         };
+        let mut stand_ins = before.stand_ins();
+        let newest = stand_ins.next_back().map(|plant| plant.at);
         for plant in &left {
-            self.give_up_register(paused, plant);
+            self.give_up_register(paused, plant, Some(plant.at) == newest);
         }
         self.plants.replace_table(paused, table);
         self.following
@@ -234,10 +237,12 @@ impl Armer {
         Ok(())
     }
 
-    /// Handles a withdrawn plant whose debug register is needed elsewhere. The guest may be reading the instruction, so the plant does not return;
-    /// but nothing else would report the end of the boot.
-    fn give_up_register(&self, paused: &dyn Paused, plant: &Plant) {
-        match plant.has_kernel_event(KernelEvent::BootPatched) {
+    /// Handles a withdrawn plant whose debug register is needed elsewhere. It returns, unless the guest may be reading the instruction: the guest reads
+    /// what it has written last, and undefined instructions at any time. Nothing else would report the end of the boot.
+    fn give_up_register(&self, paused: &dyn Paused, plant: &Plant, is_newest: bool) {
+        let decoded = plant.displaced(&self.running.planter, plant.at);
+        let may_be_read = is_newest || decoded.is_none_or(|decoded| is_undefined(&decoded));
+        match !may_be_read || plant.has_kernel_event(KernelEvent::BootPatched) {
             true => {
                 // The byte of a plant in RAM is written without a failure.
                 let _ = self.running.planter.replant(paused, plant.spot.gpa);

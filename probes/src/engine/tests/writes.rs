@@ -124,6 +124,41 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     );
 }
 
+/// The guest has read the first rewritten site, and may be reading the second.
+#[test]
+fn oldest_plants_return_when_watchpoints_need_their_registers() {
+    let mut kernel = SyntheticKernel::new();
+    let places: Vec<Gva> = (0..2)
+        .map(|i| kernel.function(&format!("patched{i}"), &PLAIN))
+        .collect();
+    for name in ["a", "b", "c", "d"] {
+        kernel.variable(name, 0);
+    }
+    let rig = Rig::new(&kernel, &["kprobe:patched*"]);
+    for at in &places {
+        let place = Gpa(gpa(*at));
+        let writes = &rig.engine.writes;
+        let written = writes.on_paused_guest_write(&rig.paused, place, &NOP3);
+        written.expect("merged");
+    }
+    let seen = || [rig.seen(places[0]), rig.seen(places[1])];
+    let missed = || [0, 1].map(|probe| rig.probe(probe).missed.len());
+    let watch = |names: &[&str]| {
+        for name in names {
+            let spec = format!("watch:{name}:8:hw").parse::<manifest::ProbeSpec>();
+            let spec = spec.expect("a probe");
+            let ids = rig.engine.register(&rig.paused, &[spec.into()]);
+            ids.expect("registered");
+        }
+    };
+    watch(&["a", "b"]);
+    assert_eq!((seen(), missed()), ([NOP3[0]; 2], [0, 0]));
+    watch(&["c"]);
+    assert_eq!((seen(), missed()), ([PORT, NOP3[0]], [0, 0]));
+    watch(&["d"]);
+    assert_eq!((seen(), missed()), ([PORT, NOP3[0]], [0, 1]));
+}
+
 /// The guest has read the first rewritten site before the write to the fifth.
 #[test]
 fn the_oldest_makes_room_when_a_fifth_is_written_over() {

@@ -11,7 +11,7 @@ pub(crate) mod hot_pages;
 pub(crate) mod lifted;
 pub(crate) mod memory;
 mod operands;
-mod registers;
+pub(crate) mod registers;
 pub(crate) mod table;
 pub(crate) mod writer;
 
@@ -376,10 +376,11 @@ impl Watches {
             sites: Sites::These(&[]),
         });
         let table = WatchTable::new(others);
-        self.plants.forget_data(paused, probes);
         // A change that has failed may have protected other pages than those of the present table.
         self.protections.watch(paused, table.pages())?;
-        self.replace(paused, table).map(drop)
+        self.replace(paused, table)?;
+        self.plants.forget_data(paused, probes);
+        Ok(())
     }
 
     /// The armed watchpoints of probes outside of `change`.

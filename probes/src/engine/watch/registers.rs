@@ -13,29 +13,32 @@ use text::{GuestError, Ran, To, Vcpu};
 use super::Watches;
 use super::memory::{Origin, SeenAccess};
 use super::table::{Watch, WatchTable};
+use crate::debug_registers::DataRegister;
 use crate::engine::arm::edits::{Edits, NoRegister};
 use crate::registry::Missed;
 use crate::resolve::WORD_BYTES;
 
 /// The number of debug registers.
 const REGISTERS: usize = 4;
+/// RFLAGS.DF: a string instruction goes down.
+const DIRECTION: u64 = 1 << 10;
+/// The most bytes from a watched word to RDI, behind an element of a repeated instruction: two elements and a word.
+const MAX_DISTANCE: u64 = 3 * WORD_BYTES as u64;
 /// More than the bytes of a repeated instruction with its prefixes.
 const MAX_REPEATED_BYTES: usize = 4;
 
 impl Watches {
-    /// Gives each of `words` that needs one a debug register. The vCPUs are paused.
+    /// Gives each of the new `words` that needs one a debug register. The vCPUs are paused.
     pub(crate) fn take_registers(
         &self,
         words: &[Watch],
         edits: &mut Edits<'_>,
     ) -> Result<(), NoRegister> {
         let memory = self.running.memory.as_ref();
-        let needy = words.iter().filter(|word| word.access.is_in_register());
-        let registers = needy.map(|word| {
+        for word in words {
             word.replace_last(word.value(&memory));
-            word.register().ok_or(NoRegister::Unaligned)
-        });
-        edits.watch(registers.collect::<Result<_, _>>()?)
+        }
+        edits.watch(registers_of(words)?)
     }
 
     /// Runs the vCPU alone by `run`, up to a stop. The stops may need the registers of words: then the values show the writes, and if the vCPU may have
@@ -121,7 +124,10 @@ impl Watches {
         let regs = vcpu.regs()?;
         let paging = vcpu.system_state()?.paging;
         let before = self.previous(&paging, Gva(regs.rip));
+        let function = self.function_start(Gva(regs.rip));
         let before = before.filter(writes_memory).map(|before| before.at());
+        // At the first instruction of a function, the one in front is another function's.
+        let before = before.filter(|before| self.function_start(*before) == function);
         let repeated = self.repeated_store(&paging, Gva(regs.rip));
         let table = self.table.load();
         let memory = self.running.memory.as_ref();
@@ -134,7 +140,13 @@ impl Watches {
             let mut order = self.lock();
             let new = watch.value(&memory);
             // A repeated instruction is at RIP until its last element. Behind a call, or the delivery of an event, the code does not tell.
-            let is_element = watch.at.0.abs_diff(regs.rdi) <= WORD_BYTES as u64;
+            let end = watch.at.0.saturating_add(watch.len as u64);
+            let distance = match regs.rflags & DIRECTION == 0 {
+                true => regs.rdi.checked_sub(watch.at.0),
+                false => end.checked_sub(regs.rdi),
+            };
+            let is_element =
+                distance.is_some_and(|distance| (1..=MAX_DISTANCE).contains(&distance));
             let writer = repeated.filter(|_| is_element).or(before);
             let origin = Origin::Instruction(writer.unwrap_or(Gva(regs.rip)));
             let access = SeenAccess::write(watch, watch.replace_last(new), new);
@@ -153,6 +165,13 @@ impl Watches {
         let decoded = decode(&code, rip).ok()?;
         (is_repeated(&decoded) && writes_memory(&decoded)).then_some(rip)
     }
+}
+
+/// The registers that `words` need.
+pub(crate) fn registers_of(words: &[Watch]) -> Result<Vec<DataRegister>, NoRegister> {
+    let needy = words.iter().filter(|word| word.access.is_in_register());
+    let registers = needy.map(|word| word.register().ok_or(NoRegister::Unaligned));
+    registers.collect()
 }
 
 /// The number of stops that need a debug register: no plant exits in the programs' half of the address space.

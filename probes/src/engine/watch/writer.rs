@@ -84,7 +84,7 @@ impl Watches {
 
 impl Watches {
     /// The start of the function of the kernel or of a module with the byte at `at`.
-    fn function_start(&self, at: Gva) -> Option<Gva> {
+    pub(super) fn function_start(&self, at: Gva) -> Option<Gva> {
         let linked = self.running.located.get()?.linked(at);
         if !self.running.kernel.image().contains(&linked) {
             let module = self.running.modules.holding(at)?;

@@ -73,8 +73,7 @@ impl StandIns {
             self.running.planter.withdraw(paused, plant.spot.gpa)?;
             uses.push(DebugUse::StandIn(Arc::clone(plant)));
         }
-        // Not more than there are.
-        (table.debug, _) = assign_registers(uses, &table.debug);
+        table.debug = assign_registers(uses, &table.debug);
         self.plants.replace_table(paused, table);
         Ok(())
     }
@@ -137,7 +136,12 @@ impl StandIns {
 
 /// Notes that the withdrawn plant has no debug register: executions are missed until one is free.
 pub(crate) fn leave_unwatched(plants: &Plants, reporter: &Reporter, plant: &Plant) {
-    plants.unwatched().push(plant.at);
+    let mut unwatched = plants.unwatched();
+    if unwatched.contains(&plant.at) {
+        return;
+    }
+    unwatched.push(plant.at);
+    drop(unwatched);
     for (probe, _) in &plant.probes {
         probe.counters.miss(Missed::Unwatched);
         reporter.note(
