@@ -12,7 +12,9 @@ use super::guest::{Ran, new};
 
 pub(super) const CASES: [Case; 8] = [
     Case::new("watch", Plants::Chosen, &[1], sequence),
-    Case::new("watch-probed", Plants::Each, &[1], probed),
+    Case::new("watch-probed", Plants::Each, &[1], |here| {
+        stores_with_a_probe(here, WORD);
+    }),
     Case::new("watch-smp", Plants::Chosen, &[2], locked),
     Case::new("watch-vector", Plants::Chosen, &[1], vector),
     Case::new("watch-live", Plants::Chosen, &[1], live),
@@ -27,7 +29,7 @@ const LAST_BYTE: &str = "watch:watch_word+0x7:1";
 /// The number of parts of the page with watchpoints of their own, and their length.
 const PARTS: usize = 1000;
 const PART_BYTES: usize = 4;
-pub(super) const STORE: &str = "kprobe:watch_store";
+const STORE: &str = "kprobe:watch_store";
 /// The function with one instruction of each kind.
 pub(super) const WRITES: &str = "watch_writes+";
 
@@ -117,7 +119,7 @@ fn without_bts(writes: &[(u64, u64)]) -> Vec<(u64, u64)> {
 }
 
 /// The store itself has a probe: a plant whose instruction the emulator executes, and a jump to a detour with a copy.
-fn probed(here: &Here<'_>) {
+pub(super) fn stores_with_a_probe(here: &Here<'_>, watched: &str) {
     const STORES: u64 = 20;
     let counted = ProbeConfig {
         action: EngineAction::from(Action::Count),
@@ -125,10 +127,10 @@ fn probed(here: &Here<'_>) {
     };
     for store in [new(STORE), counted] {
         let guest = here.guest(&format!("run=watch={STORES}"));
-        let ran = guest.with([store, new(WORD)]).run();
+        let ran = guest.with([store, new(watched)]).run();
         ran.assert_good();
         assert_eq!(ran.probe(STORE).hits, STORES);
-        let all = writes(&ran, WORD);
+        let all = writes(&ran, watched);
         assert_chained(&all);
         let by_store: Vec<u64> = all
             .iter()

@@ -1,12 +1,9 @@
 //! Watchpoints with a debug register: each write of the test guest to a watched word, and no page that is protected.
 
-use manifest::{Action, ProbeConfig};
-use probes::EngineAction;
-
 use super::bench::Here;
 use super::case::{Case, Plants};
 use super::guest::new;
-use super::watch::{STORE, VALUES, WORD, WRITES, assert_chained, writes};
+use super::watch::{VALUES, WORD, WRITES, assert_chained, stores_with_a_probe, writes};
 
 pub(super) const CASES: [Case; 4] = [
     Case::new("watch-hw", Plants::Chosen, &[1], |here| {
@@ -16,7 +13,7 @@ pub(super) const CASES: [Case; 4] = [
     }),
     Case::new("watch-hw-probed", Plants::Each, &[1], |here| {
         if !is_refused(here) {
-            probed(here);
+            stores_with_a_probe(here, IN_REGISTER);
         }
     }),
     Case::new("watch-hw-vector", Plants::Chosen, &[1], |here| {
@@ -82,28 +79,6 @@ fn sequence(here: &Here<'_>) {
             assert_eq!(in_page.len(), VALUES.len() + 1);
         }
         assert_eq!(writes(&ran, NEIGHBOUR).len(), 1);
-    }
-}
-
-/// The store itself has a probe: a plant whose instruction the emulator executes, and a jump to a detour with a copy.
-fn probed(here: &Here<'_>) {
-    const STORES: u64 = 20;
-    let counted = ProbeConfig {
-        action: EngineAction::from(Action::Count),
-        ..new(STORE)
-    };
-    for store in [new(STORE), counted] {
-        let guest = here.guest(&format!("run=watch={STORES}"));
-        let ran = guest.with([store, new(IN_REGISTER)]).run();
-        ran.assert_good();
-        assert_eq!(ran.probe(STORE).hits, STORES);
-        let all = writes(&ran, IN_REGISTER);
-        assert_chained(&all);
-        let by_store = all
-            .iter()
-            .filter(|(hit, _)| &*hit.symbol == "watch_store+0x0");
-        let new: Vec<u64> = by_store.map(|(_, write)| write.new.0).collect();
-        assert_eq!(new, (1..=STORES).collect::<Vec<_>>());
     }
 }
 
