@@ -247,9 +247,8 @@ impl<'t> Edits<'t> {
         self.places.iter().filter_map(is_outdated).collect()
     }
 
-    /// Applies the edits to memory, and returns the matching table, and the withdrawn plants that have lost their register, the
-    /// oldest first. On failure nothing has
-    /// changed. Hidden plants change no byte.
+    /// Applies the edits to memory, and returns the matching table, and the withdrawn plants that have lost their register, the oldest first. On failure
+    /// nothing has changed. Hidden plants change no byte.
     pub(crate) fn apply(
         self,
         paused: &dyn Paused,
