@@ -114,14 +114,6 @@ impl Table {
             .count()
     }
 
-    /// The withdrawn plants that have a debug register, the oldest first.
-    pub(crate) fn stand_ins(&self) -> impl DoubleEndedIterator<Item = &Arc<Plant>> {
-        self.debug.iter().flatten().filter_map(|used| match used {
-            DebugUse::StandIn(plant) => Some(plant),
-            DebugUse::Only(_) | DebugUse::Data(_) => None,
-        })
-    }
-
     /// The registers of watched words among `fired`, bits 0 to 3.
     pub(crate) fn written(&self, fired: u8) -> impl Iterator<Item = &DataRegister> {
         let fired = (0..4).filter(move |i| fired & (1 << i) != 0);

@@ -195,15 +195,19 @@ impl Plants {
 
     /// Assigns the free debug registers in `table` to plants withdrawn without a register.
     pub(crate) fn watch_again(&self, table: &mut Table) {
-        if !self.running.abilities.debug_execute {
-            return;
-        }
+        let debug_execute = self.running.abilities.debug_execute;
         self.unwatched().retain(|&at| {
             let plant = table
                 .at(at)
                 .filter(|plant| self.running.planter.is_withdrawn(plant.spot.gpa))
                 .cloned();
-            let Some(plant) = plant else { return false };
+            let has_register = table.in_registers().any(|plant| plant.at == at);
+            let Some(plant) = plant.filter(|_| !has_register) else {
+                return false;
+            };
+            if !debug_execute {
+                return true;
+            }
             let free = table.debug.iter_mut().find(|slot| slot.is_none());
             let waits = free.is_none();
             if let Some(free) = free {

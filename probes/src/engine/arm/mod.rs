@@ -29,8 +29,8 @@ use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
-use crate::engine::running::{Running, is_undefined};
 use crate::engine::uprobes::Uprobes;
 use crate::engine::watch::Watches;
 use crate::engine::watch::registers::registers_of;
@@ -185,10 +185,8 @@ impl Armer {
                 }));
             }
         };
-        let mut stand_ins = before.stand_ins();
-        let newest = stand_ins.next_back().map(|plant| plant.at);
         for plant in &left {
-            self.give_up_register(paused, plant, Some(plant.at) == newest);
+            self.give_up_register(paused, plant);
         }
         self.plants.replace_table(paused, table);
         self.following
@@ -237,12 +235,10 @@ impl Armer {
         Ok(())
     }
 
-    /// Handles a withdrawn plant whose debug register is needed elsewhere. It returns, unless the guest may be reading the instruction: the guest reads
-    /// what it has written last, and undefined instructions at any time. Nothing else would report the end of the boot.
-    fn give_up_register(&self, paused: &dyn Paused, plant: &Plant, is_newest: bool) {
-        let decoded = plant.displaced(&self.running.planter, plant.at);
-        let may_be_read = is_newest || decoded.is_none_or(|decoded| is_undefined(&decoded));
-        match !may_be_read || plant.has_kernel_event(KernelEvent::BootPatched) {
+    /// Handles a withdrawn plant whose debug register is needed elsewhere. The guest may be about to compare what it has written there, whenever that
+    /// was, so the plant does not return; but nothing else would report the end of the boot.
+    fn give_up_register(&self, paused: &dyn Paused, plant: &Plant) {
+        match plant.has_kernel_event(KernelEvent::BootPatched) {
             true => {
                 // The byte of a plant in RAM is written without a failure.
                 let _ = self.running.planter.replant(paused, plant.spot.gpa);
