@@ -28,7 +28,7 @@ const MAX_DISTANCE: u64 = 3 * WORD_BYTES as u64;
 const MAX_REPEATED_BYTES: usize = 4;
 
 impl Watches {
-    /// Gives each of the new `words` that needs one a debug register. The vCPUs are paused.
+    /// Gives debug registers to those of the new `words` that need them. The vCPUs are paused.
     pub(crate) fn take_registers(
         &self,
         words: &[Watch],
@@ -133,7 +133,7 @@ impl Watches {
         let memory = self.running.memory.as_ref();
         let words = written.flat_map(|register| {
             let keys = register.watchpoints.iter().map(|id| (register.gpa, *id));
-            // A change that has failed may have left the register to nobody.
+            // After a change that has failed, a register may belong to no watchpoint.
             keys.filter_map(|key| table.watches().get(table.index_of(key)?))
         });
         for watch in words {
@@ -158,7 +158,7 @@ impl Watches {
         Ok(())
     }
 
-    /// `rip`, if a repeated instruction that stores is there.
+    /// The address `rip`, if the instruction there is a repeated store.
     fn repeated_store(&self, paging: &PagingState, rip: Gva) -> Option<Gva> {
         let mut code = [0; MAX_REPEATED_BYTES];
         read_virt(&self.running.planter.own(), paging, rip, &mut code).ok()?;

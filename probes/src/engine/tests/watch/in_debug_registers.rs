@@ -26,7 +26,7 @@ const STOSB: [u8; 3] = [0xf3, 0xaa, 0xc3];
 /// The kernel's map of all memory.
 const MAP: u64 = 0xffff_8880_0000_0000;
 
-/// A guest whose vCPU has one page table for the data, at its guest-physical address, and one at the kernel's.
+/// A guest whose function `writer` has `code`, with the address of the variable `counter`.
 fn counted(code: &[u8], probes: &[&str]) -> (Watched, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("writer", code);
