@@ -199,13 +199,16 @@ impl<'t> Edits<'t> {
     pub(crate) fn watch(&mut self, words: Vec<DataRegister>) -> Result<(), NoRegister> {
         self.debug.retain(|plant| !plant.probes.is_empty());
         let mut data = self.data.clone();
+        // Nothing else would report these events.
+        let stand_ins = self.before.debug.iter().flatten();
+        let reserved = stand_ins.filter(|used| is_of_event(used)).count();
         for word in words {
             if let Some(same) = data.iter_mut().find(|other| other.is_of_same(&word)) {
                 same.watchpoints.extend(word.watchpoints);
                 same.watchpoints.sort_unstable();
             } else if data.iter().any(|other| other.overlaps(&word)) {
                 return Err(NoRegister::Overlap);
-            } else if self.debug.len() + data.len() < self.before.debug.len() {
+            } else if reserved + self.debug.len() + data.len() < self.before.debug.len() {
                 data.push(word);
             } else {
                 return Err(NoRegister::Taken);
@@ -301,7 +304,8 @@ impl<'t> Edits<'t> {
             DebugUse::Only(_) | DebugUse::Data(_) => None,
         });
         let wanted: Vec<_> = only.chain(data).collect();
-        let stand_ins: Vec<_> = stand_ins.collect();
+        let mut stand_ins: Vec<_> = stand_ins.collect();
+        stand_ins.sort_by_key(is_of_event);
         let left = (wanted.len() + stand_ins.len()).saturating_sub(before.debug.len());
         let (left, kept) = stand_ins.split_at(left.min(stand_ins.len()));
         // A plant that none is left for has been withdrawn before the others.
@@ -310,6 +314,11 @@ impl<'t> Edits<'t> {
         let left = left.iter().filter_map(|left| left.plant().cloned());
         Ok((table, left.collect()))
     }
+}
+
+/// Whether the register is that of a withdrawn plant that reports an event of the kernel to hyprobe.
+fn is_of_event(used: &DebugUse) -> bool {
+    matches!(used, DebugUse::StandIn(plant) if plant.has_kernel_events())
 }
 
 /// Inserts the probe, in the order of registration.

@@ -37,7 +37,7 @@ use crate::engine::watch::registers::registers_of;
 use crate::engine::watch::table::{Watch, WatchTable};
 use crate::engine::write::stand_in::leave_unwatched;
 use crate::plant::Plant;
-use crate::registry::{KernelEvent, Probe};
+use crate::registry::Probe;
 use crate::resolve::{WORDS_MAX, WatchProblem};
 
 /// The pages would stay protected when the kernel uses them for other data.
@@ -236,9 +236,9 @@ impl Armer {
     }
 
     /// Handles a withdrawn plant whose debug register is needed elsewhere. The guest may be about to compare what it has written there, whenever that
-    /// was, so the plant does not return; but nothing else would report the end of the boot.
+    /// was, so the plant does not return; but nothing else would report an event of the kernel.
     fn give_up_register(&self, paused: &dyn Paused, plant: &Plant) {
-        match plant.has_kernel_event(KernelEvent::BootPatched) {
+        match plant.has_kernel_events() {
             true => {
                 // The byte of a plant in RAM is written without a failure.
                 let _ = self.running.planter.replant(paused, plant.spot.gpa);
